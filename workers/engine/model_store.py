@@ -132,8 +132,8 @@ def _download(name: str, progress: bool) -> str:
     except (errors.LocalEntryNotFoundError, OSError, httpx.HTTPError) as error:
         raise ValueError(
             f"model {name!r} is no file or folder here, was not downloaded before, and the hub did "
-            f"not answer ({type(error).__name__}): connect this machine, or copy the model's folder "
-            f"here and name that; {DEFAULT_TARGET!r} needs no download"
+            f"not answer ({type(error).__name__}): connect this machine, or copy the model's "
+            f"folder here and name that; {DEFAULT_TARGET!r} needs no download"
         ) from error
 
 
