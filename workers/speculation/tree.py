@@ -1,7 +1,7 @@
 """Proposals: what a draft guesses, as a tree of tokens.
 
-Plain Python on purpose. These objects cross from the draft actors to the verifier on every step, and
-an n-gram draft builds them in a process that must not pay for torch.
+Plain Python on purpose: these objects cross from the draft actors to the verifier on every step,
+and an n-gram draft builds them in a process that must not pay for torch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class TokenTree:
         for node, (before, parent) in enumerate(pairwise(self.parents), start=1):
             if parent < before:
                 raise ValueError(
-                    f"parents: node {node} (child of {parent}) follows a child of {before}, which is"
-                    " not level order; build the tree with TokenTree.from_nodes"
+                    f"parents: node {node} is a child of {parent} but follows a child of {before}: "
+                    "not level order; build the tree with TokenTree.from_nodes"
                 )
         if len(set(zip(self.parents, self.tokens, strict=True))) < len(self):
             raise ValueError("tokens: two siblings guess the same token; merge them into one node")
@@ -53,9 +53,9 @@ class TokenTree:
 
     @classmethod
     def from_nodes(cls, tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
-        """Put nodes that are in any parent-before-child order into level order; siblings keep theirs.
+        """The tree of nodes in any parent-before-child order; siblings keep theirs.
 
-        Whoever carries one value per node beside the tree reorders it with `level_order(parents)`.
+        Values kept per node beside the tree are reordered with `level_order(parents)`.
         """
         _refuse_orphans(tokens, parents)
         order = level_order(parents)
@@ -140,7 +140,7 @@ class Proposal:
 
 
 def level_order(parents: Sequence[int]) -> tuple[int, ...]:
-    """The permutation that brings parent-before-child nodes into level order: new place -> old node.
+    """The old nodes in their new order: what brings parent-before-child nodes into level order.
 
     A breadth-first search, so siblings keep their order, and cousins that of their parents.
     """
