@@ -4,9 +4,9 @@ Slot `s` is row `s` of every layer's K and V tensors, on every rank; the tensors
 and this book lives once, beside the decode loop, so it knows nothing of torch. Slots are handed out
 in pages, which are reference counted.
 
-A sequence owns the slots of its *committed* tokens. A step borrows *scratch* slots right after them
-for the tokens it sends through the target (prefill chunk, last token, proposal), and gives them back
-by `commit`, which keeps the accepted ones, or `rollback`, which keeps none.
+A sequence owns the slots of its *committed* tokens. A step borrows *scratch* slots right after
+them for the tokens it sends through the target (prefill chunk, last token, proposal), and gives
+them back by `commit`, which keeps the accepted ones, or `rollback`, which keeps none.
 
     slots of one sequence   [ committed ............ | scratch ... | unused rest of the last page ]
 """
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import pairwise
 
 
 class OutOfPages(RuntimeError):
@@ -25,7 +26,7 @@ class OutOfPages(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Copies that bring kept K/V into place: slot `sources[i]` to slot `targets[i]`, in every layer.
+    """Copies that bring kept K/V into place, in every layer: slot `sources[i]` to `targets[i]`.
 
     A source may be an earlier pair's target: read all sources before writing any target.
     """
@@ -51,7 +52,7 @@ class KVPool:
     """`pages` pages of `page_size` slots for any number of sequences. Not thread-safe.
 
     Sequences are named by the caller's ints. Asking for more than there is raises OutOfPages and
-    changes nothing; misuse (a sequence that is not open, scratch borrowed twice) is an AssertionError.
+    changes nothing; misuse (a sequence not open, scratch borrowed twice) fails an assertion.
     """
 
     def __init__(self, pages: int, page_size: int = 16) -> None:
@@ -124,17 +125,17 @@ class KVPool:
     def extents(self, sequence: int) -> tuple[tuple[int, int], ...]:
         """Half-open slot ranges in token order, committed then scratch; one when contiguous."""
         owner = self._owner(sequence)
-        extents: list[tuple[int, int]] = []
-        left = owner.length
-        for page in owner.pages:
-            first = page * self.page_size
-            last = first + min(left, self.page_size)
-            left -= self.page_size
-            if extents and extents[-1][1] == first:
-                extents[-1] = (extents[-1][0], last)
-            else:
-                extents.append((first, last))
-        return tuple(extents)
+        pages, size = owner.pages, self.page_size
+        if not pages:
+            return ()
+        breaks = [i for i, (page, after) in enumerate(pairwise(pages), 1) if after != page + 1]
+        return tuple(
+            (
+                pages[begin] * size,
+                pages[begin] * size + min(end * size, owner.length) - begin * size,
+            )
+            for begin, end in pairwise((0, *breaks, len(pages)))
+        )
 
     def sequences(self) -> tuple[int, ...]:
         """The open sequences, oldest first."""
@@ -142,10 +143,12 @@ class KVPool:
 
     @property
     def pages_free(self) -> int:
+        """Pages that nobody holds."""
         return len(self._free)
 
     @property
     def pages_in_use(self) -> int:
+        """Pages that some sequence holds, scratch included."""
         return self.pages - len(self._free)
 
     @property
@@ -154,7 +157,7 @@ class KVPool:
         return sum(owner.committed for owner in self._sequences.values())
 
     def check_integrity(self) -> None:
-        """Raise AssertionError naming everything that is wrong in the book; for tests and doubts."""
+        """Raise AssertionError naming all that is wrong in the book; for tests and doubts."""
         problems = tuple(self._problems())
         if problems:
             raise AssertionError("; ".join(problems))

@@ -1,10 +1,10 @@
 """Verification: which guesses of a tree become output, and which token follows them.
 
-Two ways, both exact (design, section 4). `walk` is drafter-invariant: the target chooses its token
-from p and the request's noise alone, and a guess is right or wrong; the same seed gives the same text
-under any draft. `ratio_walk` is the ratio test of speculative sampling (Leviathan, Kalman, Matias,
-2023; Chen et al., 2023), over several siblings as in SpecInfer (Miao et al., 2024, section 4.3): the
-output follows p in distribution only.
+Two ways, both exact. `walk` is drafter-invariant: the target chooses its token from p and the
+request's noise alone, and a guess is right or wrong; a seed gives the same text under any draft.
+`ratio_walk` is the ratio test of speculative sampling (Leviathan, Kalman, Matias, 2023; Chen et
+al., 2023), over siblings drawn without replacement (Jeon et al., "Recursive speculative decoding",
+2024): the output follows p in distribution only.
 
 Everywhere p [V] is the target's law and q [V] the draft's, each summing to 1, both float64 where it
 can be had. There is no threshold here, and none may be added.
@@ -25,10 +25,10 @@ from workers.speculation.tree import ROOT, TokenTree
 class Verdict:
     """What verification returns for one proposal.
 
-    The output is the tokens of `path` (accepted nodes, first level first) and then `token`, which is
-    the bonus if the path ended in a leaf (an empty tree is one: plain decoding), else recovered.
-    `tested` counts the positions where a guess was made and all before it were right: the
-    denominator of alpha, whose numerator is `len(path)`.
+    The output is the tokens of `path` (accepted nodes, first level first), then `token`: the bonus
+    if the path ended in a leaf (or the tree is empty: plain decoding), else recovered. `tested`
+    counts the positions where a guess was made and all before it were right: the denominator of
+    alpha, whose numerator is `len(path)`.
     """
 
     path: tuple[int, ...]
@@ -54,7 +54,8 @@ def walk(tree: TokenTree, choose_at: Callable[[int], int]) -> Verdict:
     `choose_at(node)` is the target's token after `node` (ROOT: after the last committed token). It
     is asked for the visited nodes only, once each, parents first.
     """
-    node, path = ROOT, []
+    node = ROOT
+    path: list[int] = []
     while True:
         token = choose_at(node)
         child = tree.child(node, token)
@@ -81,13 +82,14 @@ def ratio_walk(
     """The ratio test down a tree whose siblings were drawn without replacement, in node order.
 
     At a visited node, `p_at(node)` is the target's law and `q_at(node)` the law its children were
-    drawn from. `uniform_at(depth, count)` gives fresh uniforms for `count` siblings and
-    `draw(law, depth)` a fresh token from a law, where depth is the number of tokens accepted so far.
+    drawn from. `uniform_at(depth, count)` gives fresh uniforms for `count` siblings, `draw(law,
+    depth)` a fresh token from a law; depth is the number of tokens accepted so far.
 
     Lossless only if no node is in the tree, or missing from it, because of its own token or of what
     follows it: the number of siblings and the depth must not depend on the values drawn.
     """
-    node, path = ROOT, []
+    node = ROOT
+    path: list[int] = []
     while children := tree.children(node):
         tokens = [tree.tokens[child] for child in children]
         uniforms = uniform_at(len(path), len(tokens))
@@ -108,9 +110,9 @@ def try_siblings(
 ) -> tuple[int | None, Tensor]:
     """Try tokens drawn from q in turn; return the index of the accepted one and the law left over.
 
-    With None, the law is the one to draw the recovered token from. After each rejection p becomes
-    what the candidate left uncovered, and q the law the next one was drawn from, which without
-    replacement is q without this candidate.
+    With None, that law is the one to draw the recovered token from. After each rejection p becomes
+    what the candidate left uncovered, and q the law the next one was drawn from: without
+    replacement, q without this candidate.
     """
     for index, (token, u) in enumerate(zip(candidates, uniforms, strict=True)):
         if u < accept_probability(p, q, token):
