@@ -12,7 +12,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     fetch = actions.add_parser(
         "fetch",
         help="make a model ready to serve and print its folder",
-        description="Make a model ready to serve and print its folder. Models that are ready already "
+        description="Make a model ready to serve and print its folder. Ready ones "
         f"take no time. Converted models are kept in {cache_dir()} (OUTRIDER_CACHE changes that).",
     )
     fetch.add_argument(
