@@ -1,0 +1,145 @@
+"""The pool's common language: what a draft is asked, what it answers, and how one is loaded.
+
+A draft only guesses. Whatever it answers, late, wrong or not at all, the text stays the target's.
+That is why a draft may forget a sequence (it was restarted) and simply say so.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from workers.speculation.tree import Proposal
+
+DraftKind = Literal["ngram", "lm"]
+Verification = Literal["invariant", "ratio"]
+
+
+class DraftUnavailable(RuntimeError):
+    """A draft died, hangs or failed. Its sequences decode plainly until it is ready again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSpec:
+    """A pool member, as the configuration names it.
+
+    path:   its folder; for an `lm` without one, `layers` of the target are taken instead.
+    domain: what it was made for; the router's hint.
+    """
+
+    name: str
+    kind: DraftKind
+    path: str | None = None
+    domain: str | None = None
+    verification: Verification = "invariant"
+    layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind == "lm" and (self.path is None) == (not self.layers):
+            raise ValueError(f"drafts.{self.name}: an lm draft needs either path or layers")
+        if self.kind == "ngram" and self.layers:
+            raise ValueError(f"drafts.{self.name}: layers are for lm drafts")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """Guess what follows the first `length` tokens of a sequence.
+
+    budget, depth: most nodes, most levels. ratio_seed: set under `ratio`; the draft then samples
+    from its q with this seed's noise instead of taking the likeliest tokens.
+    """
+
+    sequence: int
+    length: int
+    budget: int
+    depth: int
+    ratio_seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftUpdate:
+    """Tokens that now stand at positions `start` and on; start 0 begins the sequence anew."""
+
+    sequence: int
+    start: int
+    tokens: tuple[int, ...]
+
+
+class Draft(Protocol):
+    """A pool member."""
+
+    name: str
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal | None]:
+        """One answer per request; None where the sequence is not known up to `length`."""
+        ...
+
+    def commit(self, updates: Sequence[DraftUpdate]) -> None:
+        """Learn what the target said. An update that does not fit what is known is ignored."""
+        ...
+
+    def forget(self, sequences: Sequence[int]) -> None:
+        """Drop sequences, known or not."""
+        ...
+
+
+class DraftClient(Protocol):
+    """A draft as the decode loop sees it, wherever it lives."""
+
+    def ready(self) -> bool:
+        """Whether it can be asked now. Cheap; called on every step."""
+        ...
+
+    def propose(
+        self, requests: Sequence[DraftRequest]
+    ) -> Callable[[float], list[Proposal | None]]:
+        """Ask; call the result with a timeout in seconds to wait for the answers.
+
+        Either raises DraftUnavailable.
+        """
+        ...
+
+    def commit(self, updates: Sequence[DraftUpdate]) -> None:
+        """Tell without waiting."""
+        ...
+
+    def forget(self, sequences: Sequence[int]) -> None:
+        """Tell without waiting."""
+        ...
+
+
+class InlineDraft:
+    """A draft in this process."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    def ready(self) -> bool:
+        return True
+
+    def propose(
+        self, requests: Sequence[DraftRequest]
+    ) -> Callable[[float], list[Proposal | None]]:
+        proposals = self._draft.propose(requests)
+        return lambda _timeout: proposals
+
+    def commit(self, updates: Sequence[DraftUpdate]) -> None:
+        self._draft.commit(updates)
+
+    def forget(self, sequences: Sequence[int]) -> None:
+        self._draft.forget(sequences)
+
+
+def load_draft(spec: DraftSpec, target: Path, *, dtype: str = "float32", threads: int = 1) -> Draft:
+    """Load a pool member for the target in folder `target`.
+
+    dtype, threads: for drafts that run a model. Raises ValueError when it does not fit the target.
+    """
+    if spec.kind == "ngram":
+        from workers.ngram_draft import load_ngram_draft
+
+        return load_ngram_draft(spec, target)
+    # Imported late: n-gram drafts live in processes without torch.
+    from workers.lm_draft import load_lm_draft
+
+    return load_lm_draft(spec, target, dtype=dtype, threads=threads)

@@ -1,0 +1,121 @@
+"""Attention of a packed pass over the KV pool, registered with transformers as `outrider`.
+
+transformers calls it once a layer with the queries of the whole pack. Each segment attends to its
+own extents of the pool: all committed tokens, and of the segment itself only its ancestors.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from workers.engine.pack import Pack, Segment
+
+IMPLEMENTATION = "outrider"
+
+
+@dataclass(frozen=True)
+class SegmentPlan:
+    """One segment, ready for attention in every layer.
+
+    bias: [1, 1, groups * T, start + T]: 0 where a query sees a key, -inf elsewhere, the T query rows
+          repeated once per query head of a KV head; None when every query sees every key.
+    """
+
+    size: int
+    extent: tuple[int, int] | None
+    slots: Tensor | None
+    bias: Tensor | None
+
+    def gather(self, store: Tensor) -> Tensor:
+        """[slots, kv_heads, head_dim] -> [1, kv_heads, start + T, head_dim], a view if it can."""
+        if self.extent is not None:
+            own = store[self.extent[0] : self.extent[1]]
+        else:
+            assert self.slots is not None
+            own = store.index_select(0, self.slots)
+        return own.transpose(0, 1)[None]
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What the attention function needs for one pass, made once and used by every layer."""
+
+    segments: tuple[SegmentPlan, ...]
+    new_slots: Tensor  # [T of the pack] slots that receive this pass's keys and values
+
+    @classmethod
+    def build(
+        cls, pack: Pack, groups: int, dtype: torch.dtype, device: torch.device
+    ) -> "AttentionPlan":
+        """`groups`: query heads per KV head."""
+        slots = [segment.slots() for segment in pack.segments]
+        return cls(
+            segments=tuple(
+                _plan(segment, own.to(device), groups, dtype, device)
+                for segment, own in zip(pack.segments, slots, strict=True)
+            ),
+            new_slots=torch.cat(
+                [own[segment.start :] for segment, own in zip(pack.segments, slots, strict=True)]
+            ).to(device),
+        )
+
+
+def _plan(
+    segment: Segment, slots: Tensor, groups: int, dtype: torch.dtype, device: torch.device
+) -> SegmentPlan:
+    size = len(segment.tokens)
+    bias = None
+    if size > 1:
+        bias = torch.zeros(size, segment.start + size, dtype=dtype)
+        bias[:, segment.start :].masked_fill_(~segment.visible(), float("-inf"))
+        bias = bias.repeat(groups, 1).to(device)[None, None]
+    whole = segment.extents[0] if len(segment.extents) == 1 else None
+    return SegmentPlan(size, whole, None if whole else slots, bias)
+
+
+def pool_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    plan: AttentionPlan,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """query [1, heads, T, head_dim]; key, value: the layer's store -> [1, T, heads, head_dim].
+
+    Raises ValueError for models whose attention asks for what this function does not compute
+    (soft-capped scores, attention sinks, sliding windows).
+    """
+    for name in ("softcap", "s_aux", "sliding_window"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"target: attention with {name!r} is not supported; use another model")
+    outputs = []
+    for segment, part in zip(
+        plan.segments, query.split([s.size for s in plan.segments], dim=2), strict=True
+    ):
+        outputs.append(_attend(part, segment.gather(key), segment.gather(value), segment, scaling))
+    return torch.cat(outputs, dim=1), None
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, segment: SegmentPlan, scaling: float | None
+) -> Tensor:
+    """[1, heads, T, head_dim] against [1, kv_heads, S, head_dim] -> [1, T, heads, head_dim].
+
+    The query heads that share a KV head are folded into query rows, so that no key is repeated:
+    5 times faster than `enable_gqa` for one bf16 token on a CPU, where that copies the context.
+    """
+    heads, size, width = query.shape[1:]
+    folded = query.reshape(1, keys.shape[1], -1, width)
+    out = scaled_dot_product_attention(folded, keys, values, segment.bias, scale=scaling)
+    return out.reshape(1, heads, size, width).transpose(1, 2)
+
+
+AttentionInterface.register(IMPLEMENTATION, pool_attention)

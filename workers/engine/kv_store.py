@@ -1,0 +1,73 @@
+"""Where keys and values live: one pair of tensors per layer, indexed by slot.
+
+Which slot belongs to whom is decided by `cache.kv_pool`; every rank of a tensor-parallel target
+holds a store of its own heads and obeys the same slot numbers.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class KVStore:
+    """Keys and values of `slots` token positions for every layer.
+
+    keys[layer], values[layer]: [slots, kv_heads, head_dim].
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        slots: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        # Zeros, not empty: a slot never written must not hold a NaN that a masked score would keep.
+        self.keys = [
+            torch.zeros(slots, kv_heads, head_dim, dtype=dtype, device=device)
+            for _ in range(layers)
+        ]
+        self.values = [torch.zeros_like(keys) for keys in self.keys]
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [T, kv_heads, head_dim] of one layer at slots [T]."""
+        self.keys[layer].index_copy_(0, slots, keys)
+        self.values[layer].index_copy_(0, slots, values)
+
+    def move(self, sources: tuple[int, ...], targets: tuple[int, ...]) -> None:
+        """Copy slots; everything is read before anything is written."""
+        device = self.keys[0].device
+        src, dst = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
+        for tensor in (*self.keys, *self.values):
+            tensor.index_copy_(0, dst, tensor.index_select(0, src))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+
+class PoolCache:
+    """What a transformers attention layer sees as its cache during one pass.
+
+    It stores the new keys and values at the pack's slots and hands the layer's whole store to the
+    attention function, which picks each segment's own extents from it.
+    """
+
+    def __init__(self, store: KVStore, slots: Tensor) -> None:
+        self._store = store
+        self._slots = slots
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """keys, values: [1, kv_heads, T, head_dim] -> the layer's [slots, kv_heads, head_dim]."""
+        self._store.write(layer, self._slots, keys[0].transpose(0, 1), values[0].transpose(0, 1))
+        return self._store.keys[layer], self._store.values[layer]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Never used for positions, which the pack gives explicitly."""
+        return 0

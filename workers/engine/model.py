@@ -1,0 +1,109 @@
+"""Loading a causal language model and refusing, with the reason, what cannot be a target.
+
+A token tree is rolled back by forgetting KV slots. That works only where a layer's whole state is
+its keys and values and every token may attend to all before it: full attention.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
+
+from workers.engine.attention import IMPLEMENTATION
+from workers.engine.packed_linear import can_pack, pack_linears
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    path: Path,
+    *,
+    dtype: str,
+    device: torch.device,
+    tensor_parallel: int = 1,
+    layers: Sequence[int] = (),
+) -> PreTrainedModel:
+    """Load a folder of config and safetensors, ready for `workers.engine.runner.Runner`.
+
+    `layers`: keep only these decoder layers, in this order. Raises ValueError when the model cannot
+    be served, saying why.
+    """
+    kind = parse_dtype(dtype)
+    check_config(AutoConfig.from_pretrained(path))
+    extra: dict[str, Any] = {}
+    if tensor_parallel > 1:
+        extra["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=tensor_parallel)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        path, dtype=kind, attn_implementation=IMPLEMENTATION, **extra
+    )
+    if model._is_stateful:
+        raise ValueError(
+            f"target: {type(model).__name__} carries recurrent state, which cannot be rolled back "
+            "when a guess is rejected; use a model with full attention"
+        )
+    if layers:
+        _keep_layers(model, layers)
+    if tensor_parallel == 1:
+        model.to(device)  # type: ignore[arg-type]
+        optimise(model)
+    return model.eval().requires_grad_(False)
+
+
+def _keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
+    """Drop all other decoder layers, in place."""
+    text = model.config.get_text_config()
+    bad = [layer for layer in layers if not 0 <= layer < text.num_hidden_layers]
+    if bad:
+        raise ValueError(f"layers: the model has layers 0 to {text.num_hidden_layers - 1}, not {bad}")
+    decoder = model.get_decoder()
+    decoder.layers = nn.ModuleList([decoder.layers[layer] for layer in layers])
+    for index, layer in enumerate(decoder.layers):
+        layer.self_attn.layer_idx = index
+    text.num_hidden_layers = len(layers)
+
+
+def optimise(model: PreTrainedModel) -> None:
+    """Give the model the fastest layers that this machine has, in place."""
+    if can_pack(model.dtype, model.device):
+        pack_linears(model)
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """Raises ValueError naming the choices."""
+    if name not in DTYPES:
+        raise ValueError(f"dtype: {name!r} is not one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def check_config(config: PreTrainedConfig) -> None:
+    """Refuse a model whose layers are not all full attention, before its weights are read."""
+    text = config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError("target: encoder-decoder models are not supported; use a causal LM")
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"]) - {"full_attention"}
+    if kinds:
+        raise ValueError(
+            f"target: layers of kind {', '.join(sorted(kinds))} cannot roll back a rejected guess; "
+            "use a model with full attention in every layer"
+        )
+
+
+def kv_shape(config: PreTrainedConfig) -> tuple[int, int, int]:
+    """(layers, KV heads, head dimension) of a model."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return text.num_hidden_layers, kv_heads, head_dim
+
+
+def eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    """Ids that end an answer, from the generation config or else the model's own."""
+    found = model.generation_config.eos_token_id if model.generation_config else None
+    if found is None:
+        found = model.config.get_text_config().eos_token_id
+    return frozenset([found] if isinstance(found, int) else found or [])

@@ -1,0 +1,189 @@
+"""From one row of logits to p: the target's law for the next token, as the request wants it.
+
+Order: repetition, presence and frequency penalties, logit bias, temperature, top-k, top-p, min-p.
+Each node of a token tree has its own history: the request's tokens and the node's own path.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+# Enough for top-p to find its nucleus without sorting a whole vocabulary, nearly always.
+FIRST_NUCLEUS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a request wants its tokens drawn. `top_k` 0 and `min_p` 0 mean off; temperature 0 greedy.
+
+    Raises ValueError that names the field.
+    """
+
+    seed: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check("seed", self.seed, 0 <= self.seed < 2**64, "an integer from 0 to 2**64 - 1")
+        _check("temperature", self.temperature, 0 <= self.temperature, "0 or more")
+        _check("top_k", self.top_k, self.top_k >= 0, "0 (off) or more")
+        _check("top_p", self.top_p, 0 < self.top_p <= 1, "more than 0 and at most 1")
+        _check("min_p", self.min_p, 0 <= self.min_p <= 1, "from 0 to 1")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _check(name, value, -2 <= value <= 2, "from -2 to 2")
+        _check("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "over 0")
+        for token, bias in self.logit_bias:
+            _check("logit_bias", bias, token >= 0 and -100 <= bias <= 100, "from -100 to 100")
+
+    def check_vocabulary(self, size: int) -> None:
+        """Refuse ids that a target with `size` tokens does not have.
+
+        Raises ValueError that names the field.
+        """
+        _check("top_k", self.top_k, self.top_k <= size, f"at most the vocabulary's {size}")
+        for token, _ in self.logit_bias:
+            _check("logit_bias", token, token < size, f"a token id below {size}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def penalised(self) -> bool:
+        return (
+            self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.repetition_penalty != 1
+        )
+
+
+def _check(name: str, value: float, good: bool, wanted: str) -> None:
+    if not isfinite(value) or not good:
+        raise ValueError(f"{name}: {value} is not {wanted}")
+
+
+class TokenHistory:
+    """The tokens a request has seen so far, as penalties count them.
+
+    Presence and frequency count the answer only; repetition counts the prompt as well.
+    """
+
+    def __init__(self, prompt: Iterable[int]) -> None:
+        self._prompt = frozenset(prompt)
+        self._answer: Counter[int] = Counter()
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        self._answer.update(tokens)
+
+    def with_path(self, path: Iterable[int]) -> tuple[Counter[int], frozenset[int]]:
+        """(counts of the answer, all tokens seen) as if `path` had been emitted."""
+        counts = self._answer + Counter(path)
+        return counts, self._prompt | counts.keys()
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """p at one node, restricted to the tokens that can be drawn.
+
+    ids: [K] int64 token ids; probs: [K] float64, summing to one.
+    """
+
+    ids: Tensor
+    probs: Tensor
+
+    def dense(self, vocabulary: int) -> Tensor:
+        """[vocabulary] float64."""
+        full = torch.zeros(vocabulary, dtype=torch.float64, device=self.probs.device)
+        return full.index_copy_(0, self.ids, self.probs)
+
+
+def law(
+    logits: Tensor, params: SamplingParams, history: TokenHistory, path: Iterable[int] = ()
+) -> Law:
+    """p after `history` and `path` (the tokens from the last committed one down to this node).
+
+    logits: [vocabulary], any float dtype; left unchanged.
+    """
+    scores = _adjusted(logits.float(), params, history, path)
+    if params.greedy:
+        best = scores.argmax().reshape(1)
+        return Law(best, torch.ones(1, dtype=torch.float64, device=best.device))
+    return _truncated(scores.double() / params.temperature, params)
+
+
+def greedy_tokens(logits: Tensor) -> list[int]:
+    """The plain argmax of every row of logits [N, vocabulary], in one operation."""
+    tokens: list[int] = logits.argmax(-1).tolist()
+    return tokens
+
+
+def _adjusted(
+    scores: Tensor, params: SamplingParams, history: TokenHistory, path: Iterable[int]
+) -> Tensor:
+    """Penalties and bias, on a copy where there are any."""
+    if params.penalised:
+        scores = _penalised(scores.clone(), params, *history.with_path(path))
+    if params.logit_bias:
+        ids, values = zip(*params.logit_bias, strict=True)
+        bias = torch.tensor(values, dtype=scores.dtype, device=scores.device)
+        scores = scores.index_add(0, torch.tensor(ids, device=scores.device), bias)
+    return scores
+
+
+def _penalised(
+    scores: Tensor, params: SamplingParams, counts: Counter[int], seen: frozenset[int]
+) -> Tensor:
+    """Repetition as in CTRL (Keskar 2019), presence and frequency as in OpenAI's API."""
+    device = scores.device
+    if params.repetition_penalty != 1 and seen:
+        ids = torch.tensor(sorted(seen), device=device)
+        old, rate = scores[ids], params.repetition_penalty
+        scores[ids] = torch.where(old > 0, old / rate, old * rate)
+    if counts:
+        ids = torch.tensor(list(counts), device=device)
+        times = torch.tensor(list(counts.values()), dtype=scores.dtype, device=device)
+        scores[ids] -= params.frequency_penalty * times + params.presence_penalty
+    return scores
+
+
+def _truncated(scores: Tensor, params: SamplingParams) -> Law:
+    """Top-k, top-p and min-p. Equal scores stay or go together, so that no order decides."""
+    ids = torch.arange(len(scores), device=scores.device)
+    if 0 < params.top_k < len(scores):
+        keep = scores >= scores.topk(params.top_k).values[-1]
+        ids, scores = ids[keep], scores[keep]
+    probs = scores.softmax(0)
+    if params.top_p < 1:
+        ids, probs = _keep(ids, probs, probs >= _nucleus_floor(probs, params.top_p))
+    if params.min_p > 0:
+        ids, probs = _keep(ids, probs, probs >= params.min_p * probs.max())
+    return Law(ids, probs)
+
+
+def _keep(ids: Tensor, probs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    kept = probs[mask]
+    return ids[mask], kept / kept.sum()
+
+
+def _nucleus_floor(probs: Tensor, top_p: float) -> Tensor:
+    """The least probability inside the smallest set of likeliest tokens that holds `top_p`."""
+    size = min(FIRST_NUCLEUS, len(probs))
+    while True:
+        likeliest = probs.topk(size).values
+        reached = (likeliest.cumsum(0) >= top_p).nonzero()
+        if len(reached):
+            return likeliest[reached[0, 0]]
+        if size == len(probs):  # rounding: all of it sums to a hair less than top_p
+            return likeliest[-1]
+        size = min(8 * size, len(probs))

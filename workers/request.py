@@ -1,0 +1,81 @@
+"""What the verifier is asked and what it answers, step by step."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from workers.engine.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One answer to generate.
+
+    prompt: token ids; max_tokens: most tokens of the answer; stop: strings that end it and are not
+    part of it; draft: the pool member that guesses, None for plain decoding; budget: most nodes
+    per proposal, 0 for plain decoding.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    draft: str | None = None
+    budget: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ValueError("prompt: is empty; give at least one token")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens: {self.max_tokens} is not 1 or more")
+        if self.budget < 0:
+            raise ValueError(f"budget: {self.budget} is not 0 or more")
+        if "" in self.stop:
+            raise ValueError("stop: an empty string would end every answer at once")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """What speculation did for one answer. emitted == accepted + recovered + bonus.
+
+    steps: target steps that emitted tokens; drafted: nodes verified in them; tested: positions
+    where a guess was made and all before it were right.
+    """
+
+    draft: str | None
+    steps: int = 0
+    drafted: int = 0
+    tested: int = 0
+    accepted: int = 0
+    recovered: int = 0
+    bonus: int = 0
+
+    @property
+    def emitted(self) -> int:
+        return self.accepted + self.recovered + self.bonus
+
+    @property
+    def tau(self) -> float:
+        """Tokens per target step; 0 before the first."""
+        return self.emitted / self.steps if self.steps else 0.0
+
+    @property
+    def alpha(self) -> float | None:
+        """Share of tested positions where the guess was right; None when nothing was tested."""
+        return self.accepted / self.tested if self.tested else None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one target step added to an answer.
+
+    text may be empty while a possible stop string or a broken character is held back. The last
+    delta has the finish reason and the statistics.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stats: SpeculationStats | None = None

@@ -1,0 +1,173 @@
+"""The target: the model whose words these are, its KV pool, and its ranks."""
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from cache.kv_pool import KVPool
+from workers.engine.model import eos_token_ids, load_model
+from workers.engine.model_store import resolve
+from workers.engine.pack import Pack
+from workers.engine.runner import Runner
+from workers.engine.tensor_parallel import RankGroup
+
+PAGE_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSpec:
+    """Which model, and how to run it.
+
+    model: as `workers.engine.model_store.resolve` takes it; device: "cpu" or "cuda";
+    kv_tokens: tokens the KV pool holds, of all requests together; threads: CPU threads of one rank,
+    0 for all cores; context_length: shorter than the model's own, if wanted.
+    """
+
+    model: str
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    tensor_parallel: int = 1
+    kv_tokens: int = 65536
+    threads: int = 0
+    context_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"target.device: {self.device!r} is not cpu or cuda")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("target.device: this machine has no usable GPU; use cpu")
+        for name in ("tensor_parallel", "kv_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"target.{name}: {getattr(self, name)} is not 1 or more")
+
+
+# Starts ranks 1 and on, each to run `run_target_rank(spec, rank, address, port)`; returns at once.
+RankLauncher = Callable[[TargetSpec, str, int], None]
+
+
+class Target:
+    """The model as the decode loop uses it.
+
+    pool: who owns which KV slots; every rank's store obeys it.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        pool: KVPool,
+        tokenizer: Any,
+        *,
+        vocab_size: int,
+        context_length: int,
+        eos: frozenset[int],
+        group: RankGroup | None = None,
+    ) -> None:
+        self.pool = pool
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.context_length = context_length
+        self.eos_token_ids = eos
+        self._runner = runner
+        self._group = group
+
+    def forward(self, pack: Pack) -> Tensor:
+        """Logits of the pack's rows: [rows, vocabulary]."""
+        if self._group:
+            self._group.send(("forward", pack))
+        return self._runner.forward(pack)
+
+    def commit(self, sequence: int, keep: tuple[int, ...]) -> None:
+        """Keep these of the sequence's scratch tokens, in every rank's store."""
+        moves = self.pool.commit(sequence, keep)
+        if not moves.sources:
+            return
+        if self._group:
+            self._group.send(("move", moves.sources, moves.targets))
+        self._runner.store.move(moves.sources, moves.targets)
+
+    def close(self) -> None:
+        """End the other ranks."""
+        if self._group:
+            self._group.send(None)
+            self._group.leave()
+            self._group = None
+
+
+def load_target(spec: TargetSpec, launch_ranks: RankLauncher | None = None) -> Target:
+    """Load the target, with its other ranks where there are any.
+
+    Raises ValueError when the model cannot be served, saying why.
+    """
+    group = None
+    if spec.tensor_parallel > 1:
+        assert launch_ranks is not None, "a tensor-parallel target needs somebody to start ranks"
+        address, port = _own_address(), _free_port()
+        launch_ranks(spec, address, port)
+        group = RankGroup.join(0, spec.tensor_parallel, address, port, _device(spec))
+    path = resolve(spec.model)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    runner, config, eos = _load_runner(spec)
+    text = config.get_text_config()
+    return Target(
+        runner,
+        KVPool(_pages(spec), PAGE_SIZE),
+        tokenizer,
+        vocab_size=text.vocab_size,
+        context_length=_context_length(spec, text.max_position_embeddings),
+        eos=eos,
+        group=group,
+    )
+
+
+def run_target_rank(spec: TargetSpec, rank: int, address: str, port: int) -> None:
+    """Be rank `rank` of the target until rank 0 ends it."""
+    # One visible device per process: transformers picks the device by this number.
+    os.environ["LOCAL_RANK"] = "0"
+    group = RankGroup.join(rank, spec.tensor_parallel, address, port, _device(spec))
+    runner, _, _ = _load_runner(spec)
+    group.follow(runner)
+    group.leave()
+
+
+def _load_runner(spec: TargetSpec) -> tuple[Runner, Any, frozenset[int]]:
+    torch.set_num_threads(spec.threads or os.cpu_count() or 1)
+    model = load_model(
+        resolve(spec.model),
+        dtype=spec.dtype,
+        device=_device(spec),
+        tensor_parallel=spec.tensor_parallel,
+    )
+    runner = Runner(model, _pages(spec) * PAGE_SIZE, shards=spec.tensor_parallel)
+    return runner, model.config, eos_token_ids(model)
+
+
+def _pages(spec: TargetSpec) -> int:
+    return -(-spec.kv_tokens // PAGE_SIZE)
+
+
+def _context_length(spec: TargetSpec, longest: int) -> int:
+    wanted = spec.context_length or longest
+    if not 1 <= wanted <= longest:
+        raise ValueError(f"target.context_length: {wanted} is not between 1 and {longest}")
+    return wanted
+
+
+def _device(spec: TargetSpec) -> torch.device:
+    return torch.device("cuda", 0) if spec.device == "cuda" else torch.device("cpu")
+
+
+def _own_address() -> str:
+    return socket.gethostbyname(socket.gethostname())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
