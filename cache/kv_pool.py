@@ -129,13 +129,11 @@ class KVPool:
         if not pages:
             return ()
         breaks = [i for i, (page, after) in enumerate(pairwise(pages), 1) if after != page + 1]
-        return tuple(
-            (
-                pages[begin] * size,
-                pages[begin] * size + min(end * size, owner.length) - begin * size,
-            )
-            for begin, end in pairwise((0, *breaks, len(pages)))
-        )
+        runs = pairwise((0, *breaks, len(pages)))
+        extents = [(pages[begin] * size, (pages[end - 1] + 1) * size) for begin, end in runs]
+        unused = len(pages) * size - owner.length
+        extents[-1] = (extents[-1][0], extents[-1][1] - unused)
+        return tuple(extents)
 
     def sequences(self) -> tuple[int, ...]:
         """The open sequences, oldest first."""

@@ -55,9 +55,9 @@ def uniform(seed: int, position: int, count: int, stream: int) -> list[float]:
 
 def _key(seed: int, position: int, stream: int) -> int:
     """The generator state for one position of one stream: 64 bits."""
-    assert 0 <= seed <= _WORD, f"seed {seed} is not in [0, 2**64)"
     key = 0
     for word in (seed, position, stream):
+        assert 0 <= word <= _WORD, f"{word} in {seed, position, stream} is not in [0, 2**64)"
         key = _mix((key ^ word) + _GOLDEN)
     return key
 
