@@ -97,6 +97,21 @@ def test_the_server_understands_its_arguments(overlay: str) -> None:
     assert len(config.pool) >= 4
 
 
+@each_overlay
+def test_a_worker_has_the_cpus_and_gpus_that_a_verifier_reserves(overlay: str) -> None:
+    from deployments.placement import bundles
+
+    [application] = serve_config(overlay)["applications"]
+    reserved = bundles(OutriderConfig.model_validate(application["args"]))
+    limits = pod_templates(overlay)[1]["spec"]["containers"][0]["resources"]["limits"]
+
+    # Half a CPU is left for the router and the ingress.
+    assert sum(bundle["CPU"] for bundle in reserved) <= float(limits["cpu"]) - 0.5
+    assert sum(bundle.get("GPU", 0) for bundle in reserved) == float(
+        limits.get("nvidia.com/gpu", 0)
+    )
+
+
 def test_the_large_overlay_splits_its_target_over_all_its_gpus() -> None:
     [application] = serve_config("llama-70b")["applications"]
     config = OutriderConfig.model_validate(application["args"])
