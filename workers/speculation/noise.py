@@ -23,8 +23,6 @@ TARGET = 0
 """Stream of the target's own choice, recovered and bonus tokens under `ratio` included."""
 RATIO = 1
 """Stream of the uniforms that decide the ratio test."""
-DRAFT = 2
-"""Stream from which drafts sample under `ratio`."""
 
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -94,18 +92,18 @@ def _to_unit(words: Tensor) -> Tensor:
 def _negative_log(u: Tensor) -> Tensor:
     """-log(u) of float64 [K] in (0, 1).
 
-    u = 2**k * m with m in [sqrt(1/2), sqrt(2)), and log(m) = 2 artanh((m - 1) / (m + 1)), as in
-    fdlibm's e_log.c, but with the plain series of artanh.
+    u = 2**k * m with m in [sqrt(1/2), sqrt(2)), and -log(m) = 2 artanh(s), s = (1 - m) / (1 + m),
+    as in fdlibm's e_log.c, but with the plain series 2 artanh(s) = s * sum of 2 s**2n / (2n + 1).
     """
     bits = u.view(torch.int64) - _SQRT_HALF
     k = (bits >> 52).to(torch.float64)
     m = bits.bitwise_and_(_MANTISSA).add_(_SQRT_HALF).view(torch.float64)
-    s = (m - 1.0).div_(m + 1.0)
+    s = (1.0 - m).div_(m.add_(1.0))
     square = s * s
-    series = torch.full_like(s, 1.0 / (2 * _LOG_TERMS - 1))
-    for term in reversed(range(_LOG_TERMS - 1)):
-        series.mul_(square).add_(1.0 / (2 * term + 1))
-    return series.mul_(s).mul_(-2.0).sub_(k.mul_(math.log(2.0)))
+    series = torch.full_like(s, 2.0 / (2 * _LOG_TERMS - 1))
+    for n in reversed(range(_LOG_TERMS - 1)):
+        series.mul_(square).add_(2.0 / (2 * n + 1))
+    return series.mul_(s).sub_(k.mul_(math.log(2.0)))
 
 
 def _signed(word: int) -> int:

@@ -133,7 +133,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.pages_in_use == 0
 
 
-PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
 test_pool_machine = PoolMachine.TestCase
 
 

@@ -264,7 +264,7 @@ def laws(vocabulary: int, zeros: bool = True) -> st.SearchStrategy[Tensor]:
     return weights.map(lambda ws: law(*ws) / sum(ws))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(laws(4), laws(4), st.integers(1, 3), st.booleans())
 def test_siblings_leave_the_law_of_the_target(
     p: Tensor, q: Tensor, count: int, replacement: bool
@@ -273,7 +273,7 @@ def test_siblings_leave_the_law_of_the_target(
     assert tv(output_law(siblings_step(p, q, count, replacement)), p) < EXACT
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(laws(5), laws(5))
 def test_one_sibling_is_accepted_with_one_minus_tv(p: Tensor, q: Tensor) -> None:
     assert accepted_mass(p, q, 1) == pytest.approx(ratio_acceptance(p, q), abs=EXACT)
@@ -377,7 +377,7 @@ def test_ratio_walk_leaves_the_law_of_the_text(shape: TokenTree) -> None:
     torch.testing.assert_close(texts, world.text((), 3), rtol=0, atol=EXACT)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(trees(vocabulary=3, most=6), st.integers(0, 2**32))
 def test_ratio_walk_leaves_the_law_of_the_text_in_any_shape(shape: TokenTree, seed: int) -> None:
     shape, world = shape.cropped(3), World(seed, vocabulary=3)
@@ -473,7 +473,7 @@ def test_walk_says_what_it_did() -> None:
     assert verdict({-1: 3}, TokenTree.empty()) == Verdict((), 3, bonus=True, tested=0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(trees(vocabulary=3), st.integers(0, 2**32))
 def test_walk_leaves_the_law_of_the_text_under_any_tree(tree: TokenTree, seed: int) -> None:
     tree, world = tree.cropped(3), World(seed, vocabulary=3)
@@ -485,7 +485,7 @@ def test_walk_leaves_the_law_of_the_text_under_any_tree(tree: TokenTree, seed: i
     torch.testing.assert_close(texts_after(world, 4, step), world.text((), 4), rtol=0, atol=EXACT)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(trees(vocabulary=4), st.integers(0, 2**32))
 def test_a_step_of_walk_accepts_with_the_sum_of_p_over_the_children(
     tree: TokenTree, seed: int
@@ -500,7 +500,7 @@ def test_a_step_of_walk_accepts_with_the_sum_of_p_over_the_children(
     assert hits == pytest.approx(expected_acceptance(world.p(()), children), abs=EXACT)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**64 - 1), st.lists(trees(vocabulary=4), min_size=1, max_size=8))
 def test_a_seed_gives_the_same_text_under_any_drafts(seed: int, proposals: list[TokenTree]) -> None:
     world = World(seed % 1000, vocabulary=4)

@@ -131,7 +131,7 @@ falling = st.lists(st.floats(0, 1), min_size=1, max_size=3).map(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(falling, st.integers(0, 4))
 def test_no_tree_beats_the_best_shape(probabilities: list[float], budget: int) -> None:
     shape = best_shape(probabilities, budget)
