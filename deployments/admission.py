@@ -1,0 +1,196 @@
+"""From a request body to a job for the verifier.
+
+Every check that needs the target is made here, then the draft is chosen.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from dataclasses import dataclass
+
+from deployments.config import RESERVED_NAMES, SpeculationConfig
+from deployments.errors import ApiError, bad_request
+from deployments.links import RouterLink, TargetFacts, VerifierLink
+from deployments.openai_schema import (
+    SEED_LIMIT,
+    ChatRequest,
+    Choice,
+    CompletionRequest,
+    Dialect,
+    Envelope,
+    SpeculationOptions,
+)
+from deployments.prompt import Prompt, Prompter
+from router.decision import RouteDecision, RouteRequest
+from workers.engine.sampling import SamplingParams
+from workers.request import GenerationRequest
+
+logger = logging.getLogger("outrider.ingress")
+
+ROUTING_PATIENCE_S = 1.0
+"""How long a request waits for the router before it goes without a draft."""
+
+Body = ChatRequest | CompletionRequest
+
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that has passed every check, and what its answer is wrapped in.
+
+    `decision` is the router's, when it was asked: the outcome is reported under its fingerprint.
+    """
+
+    request: GenerationRequest
+    envelope: Envelope
+    decision: RouteDecision | None
+
+
+class Admission:
+    """Checks bodies against the target and picks the draft."""
+
+    def __init__(
+        self,
+        verifier: VerifierLink,
+        router: RouterLink,
+        prompter: Prompter,
+        speculation: SpeculationConfig,
+    ) -> None:
+        self._verifier = verifier
+        self._router = router
+        self._prompter = prompter
+        self._speculation = speculation
+
+    async def admit(self, body: Body, dialect: Dialect) -> Job:
+        """The job.
+
+        Raises:
+            ApiError: a 4xx that names the field.
+            VerifierAway: nobody is there to ask what is served.
+        """
+        facts = await self._verifier.facts()
+        check_model(body.model, facts)
+        sampling = sampling_of(body, facts.vocab_size)
+        budget = self._budget(body.speculation)
+        self._check_draft(body.speculation.draft, facts)
+        prompt = await self._read(body, facts.vocab_size)
+        max_tokens = room_for(body, prompt, facts)
+        choice, decision = await self._choose(body.speculation.draft, budget, prompt.route, facts)
+        id_ = f"{dialect.prefix}-{secrets.token_hex(12)}"
+        request = GenerationRequest(
+            id=id_,
+            prompt=prompt.ids,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop=body.stops,
+            draft=choice.draft,
+            budget=budget if choice.draft else 0,
+        )
+        envelope = Envelope(id_, int(time.time()), facts.model, len(prompt.ids), choice)
+        return Job(request, envelope, decision)
+
+    async def _read(self, body: Body, vocab_size: int) -> Prompt:
+        if isinstance(body, ChatRequest):
+            return await self._prompter.chat(body.messages)
+        return await self._prompter.completion(body.prompt_or_ids, vocab_size)
+
+    def _budget(self, options: SpeculationOptions) -> int:
+        most = self._speculation.max_budget
+        if options.budget is None:
+            return self._speculation.budget
+        if options.budget > most:
+            raise bad_request(
+                "speculation.budget",
+                f"speculation.budget: {options.budget} is more than this server's {most}",
+            )
+        return options.budget
+
+    @staticmethod
+    def _check_draft(draft: str, facts: TargetFacts) -> None:
+        known = (*RESERVED_NAMES, *facts.drafts)
+        if draft not in known:
+            raise bad_request(
+                "speculation.draft",
+                f"speculation.draft: there is no draft {draft!r}; choose one of {', '.join(known)}",
+                "draft_not_found",
+            )
+
+    async def _choose(
+        self, draft: str, budget: int, route: RouteRequest, facts: TargetFacts
+    ) -> tuple[Choice, RouteDecision | None]:
+        if draft == "none":
+            return Choice(None, "requested: plain decoding"), None
+        if budget == 0:
+            return Choice(None, "requested: a budget of 0 is plain decoding"), None
+        if draft != "auto":
+            return Choice(draft, "requested: by name"), None
+        if not facts.drafts:
+            return Choice(None, "default: the pool is empty"), None
+        return await self._route(route)
+
+    async def _route(self, route: RouteRequest) -> tuple[Choice, RouteDecision | None]:
+        try:
+            decision = await asyncio.wait_for(self._router.decide(route), ROUTING_PATIENCE_S)
+        except Exception as error:  # a router that is away must cost a draft, not the answer
+            logger.warning("routing failed, decoding plainly: %r", error)
+            return Choice(None, "default: the router did not answer"), None
+        return Choice(decision.draft, f"{decision.reason}: {decision.detail}"), decision
+
+
+def check_model(name: str | None, facts: TargetFacts) -> None:
+    """404 for a model that is not the served one."""
+    if name not in (None, facts.model):
+        raise ApiError(
+            404,
+            f"model: {name!r} is not served here; this is {facts.model!r}",
+            "not_found_error",
+            "model",
+            "model_not_found",
+        )
+
+
+def sampling_of(body: Body, vocab_size: int) -> SamplingParams:
+    """How to draw tokens. Without a seed a random one: two such requests answer differently."""
+    given = {name: getattr(body, name) for name in _SAMPLING_FIELDS}
+    seed = secrets.randbelow(SEED_LIMIT) if body.seed is None else body.seed
+    try:
+        params = SamplingParams(
+            seed=seed,
+            logit_bias=_biases(body.logit_bias or {}),
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        params.check_vocabulary(vocab_size)
+    except ValueError as error:  # its message starts with the field's name
+        raise bad_request(str(error).partition(":")[0], str(error), "invalid_value") from error
+    return params
+
+
+def _biases(logit_bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    for key in logit_bias:
+        if not (key.isascii() and key.isdigit()):
+            raise ValueError(f"logit_bias: {key!r} is not a token id")
+    return tuple((int(key), value) for key, value in logit_bias.items())
+
+
+def room_for(body: Body, prompt: Prompt, facts: TargetFacts) -> int:
+    """Tokens the answer may have: what was asked for, at most what is left of the context."""
+    field = "messages" if isinstance(body, ChatRequest) else "prompt"
+    room = facts.request_tokens - len(prompt.ids)
+    if room < 1:
+        raise bad_request(
+            field,
+            f"{field}: {len(prompt.ids)} tokens leave no room for an answer; prompt and answer "
+            f"together may have {facts.request_tokens}",
+            "context_length_exceeded",
+        )
+    return min(room, body.token_limit or room)

@@ -1,0 +1,262 @@
+"""The configuration file: every knob of a running Outrider, checked before anything starts.
+
+One model, `OutriderConfig`, serves `outrider serve --config FILE` and the `args:` of a Ray Serve
+file (`serve run deployments.app:build`). Unknown keys are errors that name the key: Serve itself
+would ignore them, and a mistyped limit that silently does nothing is worse than a server that
+does not start.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from workers.draft import DraftSpec
+from workers.engine.model_store import DEFAULT_TARGET
+
+REDIS_URL_VARIABLE = "OUTRIDER_REDIS_URL"
+
+TABLES = Path(__file__).resolve().parents[1] / "drafts"
+"""Where the shipped n-gram tables lie, one folder per domain."""
+
+RESERVED_NAMES = ("auto", "none")
+"""What `speculation.draft` means without naming a draft; no pool member may be called so."""
+
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+_PositiveInt = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _absolute_if_it_exists(name: str) -> str:
+    """A relative path must survive the move into a Ray worker with its own working directory."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
+
+
+class TargetConfig(_Section):
+    """The large model whose text is served."""
+
+    model: str = Field(
+        default=DEFAULT_TARGET, min_length=1, description="name, folder or .gguf file"
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32",
+        description="float32: the same text on every path; bfloat16 is faster, equal but for ties",
+    )
+    device: Literal["cpu", "cuda"] = "cpu"
+    tensor_parallel: _PositiveInt = Field(default=1, description="ranks the model is split over")
+    kv_tokens: _PositiveInt = Field(
+        default=33280, description="slots of the KV pool; these hold four whole contexts of 8,192"
+    )
+    context_length: _PositiveInt | None = Field(default=None, description="at most the model's own")
+    threads: _PositiveInt | None = Field(
+        default=None,
+        description="CPU threads of one rank, reserved for it; unset: its share of all cores",
+    )
+
+    _resolve_model = field_validator("model")(_absolute_if_it_exists)
+
+    @property
+    def served_name(self) -> str:
+        """What clients call the model: a folder is known by its last component."""
+        return Path(self.model).name if Path(self.model).is_absolute() else self.model
+
+
+class DraftConfig(_Section):
+    """One member of the pool. The fields are those of `workers.draft.DraftSpec`."""
+
+    name: _Name
+    kind: Literal["ngram", "lm"]
+    path: str | None = Field(default=None, description="table folder (ngram) or model (lm)")
+    domain: str | None = Field(
+        default=None, description="what the router may send it: code, math, en, zh"
+    )
+    verification: Literal["invariant", "ratio"] = "invariant"
+    layers: tuple[int, ...] = Field(
+        default=(), description="lm only: these layers of the target make it"
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_free(cls, name: str) -> str:
+        if name in RESERVED_NAMES:
+            raise ValueError(f"a draft cannot be called {name!r}: requests use that word")
+        return name
+
+    @field_validator("path")
+    @classmethod
+    def _resolve_path(cls, path: str | None) -> str | None:
+        return path and _absolute_if_it_exists(path)
+
+    @model_validator(mode="after")
+    def _makes_a_spec(self) -> Self:
+        self.spec()
+        return self
+
+    def spec(self) -> DraftSpec:
+        """The same, as the floor below knows it."""
+        return DraftSpec(
+            name=self.name,
+            kind=self.kind,
+            path=self.path,
+            domain=self.domain,
+            verification=self.verification,
+            layers=self.layers,
+        )
+
+
+class RouterConfig(_Section):
+    """How a draft is chosen for a request that does not name one."""
+
+    redis_url: str | None = Field(
+        default=None, description=f"unset: an embedded Valkey; {REDIS_URL_VARIABLE} overrides"
+    )
+    threshold: float = Field(
+        default=0.85, gt=0, lt=1, description="cosine above which prompts are alike"
+    )
+    ttl_s: _PositiveInt = Field(default=7 * 24 * 3600, description="how long outcomes are kept")
+    max_entries: _PositiveInt = Field(
+        default=10_000, description="fingerprints kept in each replica"
+    )
+
+
+class LimitsConfig(_Section):
+    """What one verifier takes on at once. Beyond it: 503 with Retry-After, no endless wait."""
+
+    max_running: _PositiveInt = Field(default=8, description="sequences decoded together")
+    max_queued: int = Field(default=64, ge=0, description="requests waiting for a place")
+    prefill_tokens: _PositiveInt = Field(default=256, description="prompt tokens read per step")
+    max_request_tokens: _PositiveInt | None = Field(
+        default=None, description="prompt and answer together; unset: the context"
+    )
+
+
+class SpeculationConfig(_Section):
+    """The proposals' size, in nodes of the token tree."""
+
+    budget: int = Field(
+        default=8, ge=0, description="for requests that do not say; 0 decodes plainly"
+    )
+    max_budget: int = Field(default=32, ge=0, description="the most a request may ask for")
+    draft_timeout_ms: _PositiveInt = Field(
+        default=1000, description="a draft that has not answered by then is left out until it does"
+    )
+
+    @model_validator(mode="after")
+    def _budget_fits(self) -> Self:
+        if self.budget > self.max_budget:
+            raise ValueError(f"budget {self.budget} is larger than max_budget {self.max_budget}")
+        return self
+
+
+class HttpConfig(_Section):
+    """Where `outrider serve` listens. `serve run` takes this from its own `http_options`."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65535)
+
+
+def default_pool() -> tuple[DraftConfig, ...]:
+    """An n-gram table per domain, and the target's own outermost layers as a language model."""
+    tables = tuple(
+        DraftConfig(name=domain, kind="ngram", path=str(TABLES / domain), domain=domain)
+        for domain in ("code", "math", "en", "zh")
+    )
+    return (*tables, DraftConfig(name="lm", kind="lm", layers=(0, 1, 28, 29)))
+
+
+class OutriderConfig(_Section):
+    """Everything a server is made of. All of it has a default that runs anywhere."""
+
+    target: TargetConfig = TargetConfig()
+    drafts: tuple[DraftConfig, ...] | None = Field(
+        default=None,
+        description="the pool; unset: the shipped pool with the default target, else none",
+    )
+    router: RouterConfig = RouterConfig()
+    limits: LimitsConfig = LimitsConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    http: HttpConfig = HttpConfig()
+
+    @field_validator("drafts")
+    @classmethod
+    def _names_are_unique(
+        cls, drafts: tuple[DraftConfig, ...] | None
+    ) -> tuple[DraftConfig, ...] | None:
+        names = [draft.name for draft in drafts or ()]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two drafts are called {twice[0]!r}: give each a name of its own")
+        return drafts
+
+    @property
+    def pool(self) -> tuple[DraftConfig, ...]:
+        """The drafts to start. The shipped ones know the default target's vocabulary only."""
+        if self.drafts is not None:
+            return self.drafts
+        return default_pool() if self.target.model == DEFAULT_TARGET else ()
+
+    def from_environment(self, environment: Mapping[str, str] = os.environ) -> "OutriderConfig":
+        """The same with what the environment overrides: where Redis is differs by host."""
+        url = environment.get(REDIS_URL_VARIABLE)
+        if not url:
+            return self
+        return self.model_copy(update={"router": self.router.model_copy(update={"redis_url": url})})
+
+
+DEFAULT = OutriderConfig()
+
+
+def load_config(path: Path | str | None = None) -> OutriderConfig:
+    """Reads a YAML file, or takes the defaults, and applies the environment.
+
+    Raises:
+        ValueError: the file is missing, is no YAML, or a key or value is wrong; every wrong key
+        is named by
+            its path, one a line.
+    """
+    if path is None:
+        return DEFAULT.from_environment()
+    try:
+        return OutriderConfig.model_validate(_read(Path(path))).from_environment()
+    except ValidationError as error:
+        raise ValueError(f"{path}: {explain(error)}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"--config {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected keys such as `target:`, found {type(content).__name__}")
+    if "applications" in content:
+        raise ValueError(
+            f"{path} is a Ray Serve file: start it with `serve run {path}`, or give its `args:` "
+            "alone to `outrider serve --config`"
+        )
+    return content
+
+
+def explain(error: ValidationError) -> str:
+    """One line per fault: the key's path, then what is wrong with it."""
+    return "\n".join(
+        f"{'.'.join(str(part) for part in fault['loc']) or 'config'}: {_reason(fault)}"
+        for fault in error.errors(include_url=False)
+    )
+
+
+def _reason(fault: Mapping[str, Any]) -> str:
+    if fault["type"] == "extra_forbidden":
+        return "unknown key; see config.example.yaml for those there are"
+    return str(fault["msg"]).removeprefix("Value error, ")

@@ -1,0 +1,262 @@
+"""OpenAI's HTTP API. One request, in a straight line:
+
+    body -> checked -> prompt -> draft chosen -> verifier -> deltas -> JSON or SSE -> outcome to
+    the router
+
+An error before the first delta is a real HTTP status: a stream is only started once its first
+delta is here. A client that leaves closes the generators, and so cancels the request in the
+verifier.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments import errors, sse
+from deployments.admission import Admission, Body, Job, check_model
+from deployments.answer import Answer
+from deployments.errors import ApiError, ErrorType
+from deployments.links import RouterLink, VerifierAway, VerifierLink
+from deployments.metrics import IngressMetrics
+from deployments.openai_schema import (
+    CHAT,
+    COMPLETION,
+    ChatRequest,
+    CompletionRequest,
+    Dialect,
+    model_list,
+)
+from router.decision import Outcome
+from workers.request import SpeculationStats
+from workers.verifier import QueueFull
+
+logger = logging.getLogger("outrider.ingress")
+
+HEALTH_PATIENCE_S = 5.0
+
+
+class Ingress:
+    """The endpoints, as plain methods; `create_app` gives them their paths."""
+
+    def __init__(
+        self,
+        verifier: VerifierLink,
+        router: RouterLink,
+        admission: Admission,
+        metrics: IngressMetrics,
+    ) -> None:
+        self._verifier = verifier
+        self._router = router
+        self._admission = admission
+        self._metrics = metrics
+        self._reports: set[asyncio.Task[None]] = set()
+
+    async def chat(self, body: ChatRequest) -> Response:
+        """Answers a chat, whole or as a stream."""
+        return await self._respond(body, CHAT)
+
+    async def completion(self, body: CompletionRequest) -> Response:
+        """Continues a text, whole or as a stream."""
+        return await self._respond(body, COMPLETION)
+
+    async def models(self) -> dict[str, Any]:
+        """The one model that is served."""
+        facts = await self._verifier.facts()
+        return model_list(facts.model, facts.created, facts.context_length)
+
+    async def model(self, name: str) -> dict[str, Any]:
+        """The card of the model that is served; 404 for any other."""
+        check_model(name, await self._verifier.facts())
+        card: dict[str, Any] = (await self.models())["data"][0]
+        return card
+
+    async def health(self) -> Response:
+        """200 while answers can be had, 503 else; and how busy the verifier is."""
+        try:
+            status = await asyncio.wait_for(self._verifier.status(), HEALTH_PATIENCE_S)
+        except TimeoutError as error:
+            raise errors.overloaded("the verifier does not answer") from error
+        state = "ok" if status.healthy else "unhealthy"
+        return JSONResponse(
+            {"status": state, "verifier": status.as_dict()}, 200 if status.healthy else 503
+        )
+
+    async def _respond(self, body: Body, dialect: Dialect) -> Response:
+        arrived = time.perf_counter()
+        job = await self._admission.admit(body, dialect)
+        answer = Answer(self._verifier.generate(job.request), arrived)
+        await answer.start()
+        if body.stream:
+            return _Stream(self._events(job, dialect, answer, body.include_usage))
+        return JSONResponse(await self._whole(job, dialect, answer))
+
+    async def _whole(self, job: Job, dialect: Dialect, answer: Answer) -> dict[str, Any]:
+        pieces, reason = [], ""
+        async with aclosing(answer.deltas()) as deltas:
+            async for delta in deltas:
+                pieces.append(delta.text)
+                reason = delta.finish_reason or reason
+        return dialect.whole(job.envelope, "".join(pieces), reason, self._finish(job, answer))
+
+    async def _events(
+        self, job: Job, dialect: Dialect, answer: Answer, include_usage: bool
+    ) -> AsyncGenerator[bytes, None]:
+        try:
+            async for chunk in self._chunks(job, dialect, answer, include_usage):
+                yield sse.event(chunk)
+        except (
+            Exception
+        ) as error:  # the status line is long gone: the client hears it in the stream
+            self._metrics.broken()
+            yield sse.event(as_api_error(error).body())
+        yield sse.DONE
+
+    async def _chunks(
+        self, job: Job, dialect: Dialect, answer: Answer, include_usage: bool
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        if dialect.opens:
+            yield dialect.opening(job.envelope)
+        async with aclosing(answer.deltas()) as deltas:
+            async for delta in deltas:
+                if delta.text or delta.finish_reason:
+                    yield dialect.chunk(job.envelope, delta)
+        stats = self._finish(job, answer)
+        if include_usage:
+            yield dialect.usage_chunk(job.envelope, stats)
+
+    def _finish(self, job: Job, answer: Answer) -> SpeculationStats:
+        assert answer.stats is not None, "only complete answers come here"
+        self._metrics.paced(job.request.draft, answer.pace)
+        if job.decision is not None and answer.pace.per_token:
+            self._report(outcome_of(job, answer.stats, answer.pace.per_token))
+        return answer.stats
+
+    def _report(self, outcome: Outcome) -> None:
+        """Tells the router, off the critical path."""
+        task = asyncio.create_task(self._observe(outcome))
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
+
+    async def _observe(self, outcome: Outcome) -> None:
+        try:
+            await self._router.observe(outcome)
+        except (
+            Exception
+        ) as error:  # an outcome lost costs the router a lesson, and nobody an answer
+            logger.warning("the router did not take an outcome: %r", error)
+
+
+def outcome_of(job: Job, stats: SpeculationStats, seconds_per_token: float) -> Outcome:
+    """What the router learns from an answer: the speed of decoding, without queue and prefill."""
+    assert job.decision is not None
+    return Outcome(
+        fingerprint=job.decision.fingerprint,
+        draft=stats.draft,
+        tokens_per_second=1 / seconds_per_token,
+        alpha=stats.alpha if stats.tested else None,
+        tau=stats.tau,
+        tokens=stats.emitted,
+    )
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """How a client hears of it. Overload and restarts say when to come back; ours is logged."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFull):
+        return errors.overloaded(f"too many requests: {error}")
+    if isinstance(error, VerifierAway):
+        return errors.overloaded(f"the verifier is restarting: {error}")
+    if isinstance(error, ValueError):
+        return errors.bad_request(None, str(error))
+    logger.error("a request failed", exc_info=error)
+    return errors.failed(f"{type(error).__name__}: {error}")
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events; their generator is closed when the client leaves, not when collected."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, headers=sse.HEADERS, media_type="text/event-stream")
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            await super().__call__(scope, receive, send)
+
+
+class CountRequests:
+    """ASGI middleware: every request is counted once, by how it ended."""
+
+    def __init__(self, app: ASGIApp, metrics: IngressMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = end = "cancelled"
+
+        async def watch(message: Message) -> None:
+            nonlocal status, end
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+            elif not message.get("more_body", False):
+                end = status
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            self._metrics.ended(getattr(scope.get("route"), "path", "unknown"), end)
+
+
+def create_app(ingress: Ingress, metrics: IngressMetrics) -> FastAPI:
+    """The HTTP application around an ingress."""
+    app = FastAPI(title="Outrider", redoc_url=None)
+    app.post("/v1/chat/completions", response_model=None)(ingress.chat)
+    app.post("/v1/completions", response_model=None)(ingress.completion)
+    app.get("/v1/models")(ingress.models)
+    app.get("/v1/models/{name:path}")(ingress.model)
+    app.get("/health", response_model=None)(ingress.health)
+    app.add_middleware(CountRequests, metrics=metrics)
+    for kind in (ApiError, QueueFull, VerifierAway, ValueError, RuntimeError):
+        app.add_exception_handler(kind, _on_error)
+    app.add_exception_handler(Exception, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    return app
+
+
+async def _on_error(_request: Request, error: Exception) -> Response:
+    return _error_response(as_api_error(error))
+
+
+async def _on_invalid(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _error_response(errors.from_validation(error.errors(), error.body))
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind: ErrorType = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+    where = f"{request.method} {request.url.path}"
+    return _error_response(ApiError(error.status_code, f"{where}: {error.detail}", kind))
+
+
+def _error_response(error: ApiError) -> Response:
+    # Plain ASCII: the message may quote the client, and half of a surrogate pair has no UTF-8.
+    return Response(
+        json.dumps(error.body()), error.status, error.headers(), media_type="application/json"
+    )

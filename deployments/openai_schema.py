@@ -1,0 +1,324 @@
+"""The wire format: OpenAI's requests and answers, and the two `speculation` fields that are ours.
+
+A field that is not served is refused, never ignored (exemplars, habit 11). Some clients always
+send OpenAI's defaults along (`n: 1`, `logprobs: false`): a field of theirs that we do not serve
+is accepted with the one value that asks for nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from workers.request import Delta, SpeculationStats
+
+MAX_STOPS = 16
+SEED_LIMIT = 2**64
+
+_Count = Annotated[int, Field(ge=1)]
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half of a surrogate pair, which is no text") from None
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_encodable)]
+_Stop = Annotated[_Text, Field(min_length=1)]
+
+
+class _Body(BaseModel):
+    # strict: "1" is not a number and 1.0 is not a count, as at OpenAI.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class SpeculationOptions(_Body):
+    """Which draft rides ahead (`auto`: the router chooses; `none`: plain decoding), and how far."""
+
+    draft: str = "auto"
+    budget: int | None = Field(
+        default=None, ge=0, description="nodes of the token tree; 0 decodes plainly"
+    )
+
+
+class StreamOptions(_Body):
+    """OpenAI's: `include_usage` asks for one more chunk that holds the usage."""
+
+    include_usage: bool = False
+
+
+class TextPart(_Body):
+    """A piece of a message. Only text is served."""
+
+    type: Literal["text"]
+    text: _Text
+
+
+class Message(_Body):
+    """One turn of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: _Text | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """The content in one string, its parts joined as they come."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class TextFormat(_Body):
+    """The only response format there is so far."""
+
+    type: Literal["text"]
+
+
+class _Generation(_Body):
+    """What both endpoints take. Ranges are OpenAI's where they have the field."""
+
+    model: str | None = Field(
+        default=None, description="as /v1/models says; unset: the one that is served"
+    )
+    max_tokens: _Count | None = Field(
+        default=None, description="unset: to the end of the answer or context"
+    )
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0, description="0: all tokens")
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    seed: int | None = Field(default=None, ge=0, lt=SEED_LIMIT, description="unset: a random one")
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    speculation: SpeculationOptions = SpeculationOptions()
+    n: Literal[1] | None = None
+
+    @field_validator("stream_options")
+    @classmethod
+    def _options_belong_to_a_stream(
+        cls, options: StreamOptions | None, info: ValidationInfo
+    ) -> StreamOptions | None:
+        if options is not None and not info.data.get("stream"):
+            raise ValueError("only allowed together with stream: true")
+        return options
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings, none, one or several."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens the client wants; None: as many as there is room for."""
+        return self.max_tokens
+
+
+class ChatRequest(_Generation):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: _Count | None = Field(
+        default=None, description="OpenAI's new name for max_tokens"
+    )
+    logprobs: Literal[False] | None = None
+    top_logprobs: Literal[0] | None = None
+    response_format: TextFormat | None = None
+
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def _one_limit(cls, limit: int | None, info: ValidationInfo) -> int | None:
+        old = info.data.get("max_tokens")
+        if None not in (limit, old) and limit != old:
+            raise ValueError("disagrees with max_tokens: send one of the two")
+        return limit
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens or self.max_completion_tokens
+
+
+_TokenId = Annotated[int, Field(ge=0)]
+_Tokens = Annotated[list[_TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(_Generation):
+    """POST /v1/completions. The prompt is a text or token ids, alone or in a list of one."""
+
+    prompt: _Text | _Tokens | list[_Text] | list[_Tokens]
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    logprobs: Literal[0] | None = None
+    suffix: Literal[""] | None = None
+
+    @field_validator("prompt")
+    @classmethod
+    def _one_prompt(cls, prompt: Any) -> Any:
+        if prompt == []:
+            raise ValueError("empty, there is nothing to continue")
+        if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
+            raise ValueError(f"{len(prompt)} prompts in one request; send one request for each")
+        return prompt
+
+    @property
+    def prompt_or_ids(self) -> str | list[int]:
+        """The one prompt of the request."""
+        prompt: Any = self.prompt
+        if isinstance(prompt, list) and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        assert isinstance(prompt, str | list)
+        return prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which draft a request got, and why, in words a client can read."""
+
+    draft: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every body of one answer shares. `created` is in seconds since 1970."""
+
+    id: str
+    created: int
+    model: str
+    prompt_tokens: int
+    choice: Choice
+
+    def usage(self, stats: SpeculationStats) -> dict[str, int]:
+        """Tokens read and written: `emitted` is what was delivered, after a stop or cap."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": stats.emitted,
+            "total_tokens": self.prompt_tokens + stats.emitted,
+        }
+
+    def speculation(self, stats: SpeculationStats) -> dict[str, Any]:
+        """Our field: what the draft did for this answer. tau is tokens per target step."""
+        return {
+            "draft": self.choice.draft,
+            "reason": self.choice.reason,
+            "steps": stats.steps,
+            "drafted": stats.drafted,
+            "accepted": stats.accepted,
+            "tau": round(stats.tau, 4),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one endpoint words its bodies; all else about the two is the same.
+
+    `answer` makes the choice's content of the whole text, `piece` of a chunk's text (None: the
+    stream's first chunk, which only says who speaks; `opens` tells whether there is one).
+    """
+
+    prefix: str
+    object: str
+    chunk_object: str
+    opens: bool
+    answer: Callable[[str], dict[str, Any]]
+    piece: Callable[[str | None], dict[str, Any]]
+
+    def whole(
+        self, envelope: Envelope, text: str, reason: str, stats: SpeculationStats
+    ) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        return {
+            **_head(envelope, self.object),
+            "choices": [_choice(self.answer(text), reason)],
+            "usage": envelope.usage(stats),
+            "speculation": envelope.speculation(stats),
+        }
+
+    def opening(self, envelope: Envelope) -> dict[str, Any]:
+        """A chat stream's first chunk."""
+        return self._chunk(envelope, None, None)
+
+    def chunk(self, envelope: Envelope, delta: Delta) -> dict[str, Any]:
+        """One chunk per Delta; the last one says why it ended and what speculation did."""
+        body = self._chunk(envelope, delta.text, delta.finish_reason)
+        if delta.stats is not None:
+            body["speculation"] = envelope.speculation(delta.stats)
+        return body
+
+    def usage_chunk(self, envelope: Envelope, stats: SpeculationStats) -> dict[str, Any]:
+        """The chunk `stream_options.include_usage` asks for: no choices, only the counts."""
+        return {
+            **_head(envelope, self.chunk_object),
+            "choices": [],
+            "usage": envelope.usage(stats),
+            "speculation": envelope.speculation(stats),
+        }
+
+    def _chunk(self, envelope: Envelope, text: str | None, reason: str | None) -> dict[str, Any]:
+        return {
+            **_head(envelope, self.chunk_object),
+            "choices": [_choice(self.piece(text), reason)],
+        }
+
+
+def _head(envelope: Envelope, object_: str) -> dict[str, Any]:
+    return {
+        "id": envelope.id,
+        "object": object_,
+        "created": envelope.created,
+        "model": envelope.model,
+    }
+
+
+def _choice(content: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    return {"index": 0, **content, "logprobs": None, "finish_reason": reason}
+
+
+def _spoken(text: str | None) -> dict[str, Any]:
+    return {"delta": {"role": "assistant", "content": ""} if text is None else {"content": text}}
+
+
+CHAT = Dialect(
+    prefix="chatcmpl",
+    object="chat.completion",
+    chunk_object="chat.completion.chunk",
+    opens=True,
+    answer=lambda text: {"message": {"role": "assistant", "content": text}},
+    piece=_spoken,
+)
+
+COMPLETION = Dialect(
+    prefix="cmpl",
+    object="text_completion",
+    chunk_object="text_completion",
+    opens=False,
+    answer=lambda text: {"text": text},
+    piece=lambda text: {"text": text},
+)
+
+
+def model_list(name: str, created: int, context_length: int) -> dict[str, Any]:
+    """The body of /v1/models. `max_model_len`: other servers say the context's length so."""
+    card = {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "outrider",
+        "max_model_len": context_length,
+    }
+    return {"object": "list", "data": [card]}

@@ -1,0 +1,97 @@
+"""Where the processes of one verifier go, and how many threads each may use.
+
+One placement group per replica: bundle 0 is the replica itself (rank 0 and the decode loop), then
+a bundle per draft actor, then one per further target rank. Without an explicit bundle index Ray
+would put a child wherever there is room, which on a machine with GPUs may be the bundle of
+another rank.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from deployments.config import DraftConfig, OutriderConfig, TargetConfig
+
+# Shares of a core that Ray sets aside. They count processes that wait most of the time; what
+# keeps busy ones from fighting over cores is `Threads`.
+REPLICA_CPUS = 1.0
+NGRAM_CPUS = 0.1
+LM_CPUS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """CPU threads of each kind of process.
+
+    Ranks compute at the same time, so they share the cores. Drafts compute while the ranks wait
+    for them; yet OpenMP threads go on spinning for a while after their work, so language-model
+    drafts get no more than half of the cores, together.
+    """
+
+    rank: int
+    lm: int
+    ngram: int = 1
+
+    def of(self, draft: DraftConfig) -> int:
+        """Threads of one draft's process."""
+        return self.ngram if draft.kind == "ngram" else self.lm
+
+
+def threads_for(config: OutriderConfig, cores: int | None = None) -> Threads:
+    """Fits the busy ones onto this machine's cores (those this process may use, unless given)."""
+    cores = cores or len(os.sched_getaffinity(0))
+    models = sum(draft.kind == "lm" for draft in config.pool)
+    return Threads(
+        rank=config.target.threads or max(1, cores // config.target.tensor_parallel),
+        lm=max(1, cores // (2 * max(1, models))),
+    )
+
+
+def bundles(config: OutriderConfig) -> list[dict[str, float]]:
+    """The replica's placement group: resources of bundle 0, of each draft, of each further rank."""
+    rank = rank_resources(config.target)
+    drafts = [{"CPU": LM_CPUS if draft.kind == "lm" else NGRAM_CPUS} for draft in config.pool]
+    return [rank, *drafts, *(dict(rank) for _ in range(config.target.tensor_parallel - 1))]
+
+
+def draft_bundle(draft: int) -> int:
+    """The bundle of pool member number `draft`."""
+    return 1 + draft
+
+
+def rank_bundle(config: OutriderConfig, rank: int) -> int:
+    """The bundle of a target rank; rank 0 is the replica."""
+    return 0 if rank == 0 else len(config.pool) + rank
+
+
+def rank_resources(target: TargetConfig) -> dict[str, float]:
+    """What one rank reserves: its threads where they are given, and a whole GPU on CUDA."""
+    cpus = {"CPU": float(target.threads or REPLICA_CPUS)}
+    return cpus | {"GPU": 1.0} if target.device == "cuda" else cpus
+
+
+def actor_options(resources: dict[str, float]) -> dict[str, Any]:
+    """A bundle's resources as Ray's `options()` and `ray_actor_options` name them."""
+    names = {"CPU": "num_cpus", "GPU": "num_gpus"}
+    return {names[resource]: amount for resource, amount in resources.items()}
+
+
+def child_options(
+    group: PlacementGroup, bundle: int, resources: dict[str, float], threads: int
+) -> dict[str, Any]:
+    """Ray options of a child actor: its bundle, its reservation and its thread counts."""
+    return {
+        **actor_options(resources),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=bundle
+        ),
+        "runtime_env": {"env_vars": thread_variables(threads)},
+    }
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """What OpenMP and MKL read when a process starts."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}

@@ -1,0 +1,111 @@
+"""From a request's words to the target's token ids, and to what the router looks at."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jinja2 import TemplateError
+
+from deployments.errors import bad_request
+from deployments.openai_schema import Message
+from router.decision import RouteRequest
+
+# The template decides what a role looks like; it knows OpenAI's newer name for "system" by the
+# old one only.
+_TEMPLATE_ROLES = {"developer": "system"}
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that is used here."""
+
+    chat_template: str | None
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> Mapping[str, list[int]]:
+        """Token ids under "input_ids"."""
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, str]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+    ) -> Any:
+        """The chat in the target's own format."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the target reads, and what the router judges by."""
+
+    ids: tuple[int, ...]
+    route: RouteRequest
+
+
+class Prompter:
+    """Encodes prompts with the target's tokenizer, in a thread: a long prompt takes a while."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def chat(self, messages: Sequence[Message]) -> Prompt:
+        """The chat in the target's template, ready for the assistant's turn.
+
+        Raises:
+            ApiError: the target has no template, or its template refuses these messages.
+        """
+        if not self._tokenizer.chat_template:
+            raise bad_request(
+                "messages", "this target has no chat template; use /v1/completions instead"
+            )
+        return await asyncio.to_thread(self._chat, messages)
+
+    async def completion(self, prompt: str | list[int], vocab_size: int) -> Prompt:
+        """A text, or ids as they are.
+
+        Raises:
+            ApiError: nothing to continue, or an id outside the vocabulary.
+        """
+        if isinstance(prompt, str):
+            return await asyncio.to_thread(self._text, prompt)
+        return await asyncio.to_thread(self._tokens, prompt, vocab_size)
+
+    def _chat(self, messages: Sequence[Message]) -> Prompt:
+        conversation = [
+            {"role": _TEMPLATE_ROLES.get(message.role, message.role), "content": message.text}
+            for message in messages
+        ]
+        try:
+            text = self._tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise bad_request("messages", f"the target's chat template refuses: {error}") from error
+        return Prompt(self._ids(text, add_special_tokens=False), _chat_route(messages))
+
+    def _text(self, prompt: str) -> Prompt:
+        ids = self._ids(prompt, add_special_tokens=True)
+        if not prompt or not ids:
+            raise bad_request("prompt", "prompt: empty, there is nothing to continue")
+        return Prompt(ids, RouteRequest(query=prompt, context=""))
+
+    def _tokens(self, ids: list[int], vocab_size: int) -> Prompt:
+        foreign = max(ids)
+        if foreign >= vocab_size:
+            raise bad_request(
+                "prompt", f"prompt: token {foreign} is outside the vocabulary of {vocab_size}"
+            )
+        return Prompt(tuple(ids), RouteRequest(query=self._tokenizer.decode(ids), context=""))
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+
+def _chat_route(messages: Sequence[Message]) -> RouteRequest:
+    """The last user turn is the query, all before it the context."""
+    last = max((i for i, m in enumerate(messages) if m.role == "user"), default=len(messages) - 1)
+    before = "\n".join(message.text for message in messages[:last])
+    return RouteRequest(query=messages[last].text, context=before)

@@ -1,0 +1,15 @@
+"""Server-sent events as OpenAI's clients read them: `data: JSON`, a blank line, `[DONE]` last."""
+
+import json
+from typing import Any
+
+DONE = b"data: [DONE]\n\n"
+
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Asks proxies on the way not to hold chunks back."""
+
+
+def event(content: dict[str, Any]) -> bytes:
+    """One event. JSON escapes line breaks, so that the blank line only ever ends it."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"data: {text}\n\n".encode()

@@ -1,0 +1,286 @@
+"""The verifier's Serve deployment: between the decode loop's thread and async streams.
+
+The replica is rank 0. Its event loop only queues requests in and deltas out, so health checks,
+cancellations and streams never wait for a forward pass.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import RayTaskError
+from ray.util.placement_group import PlacementGroup, get_current_placement_group
+
+from deployments.config import OutriderConfig
+from deployments.draft_actor import DraftWorker, RayDraft
+from deployments.links import TargetFacts, VerifierStatus
+from deployments.metrics import VerifierMetrics
+from deployments.placement import Threads, bundles, child_options, draft_bundle, threads_for
+from deployments.target_ranks import RankSet
+from workers.engine.model_store import resolve
+from workers.request import Delta, GenerationRequest
+from workers.scheduler import Limits
+from workers.target import Target, TargetSpec, load_target
+from workers.verifier import Gauges, build_verifier
+
+logger = logging.getLogger("outrider.verifier")
+
+DRAFT_LOADING_S = 120.0
+"""How long the pool may take to load before the server starts without those that are missing."""
+
+STUCK_AFTER_S = 60.0
+"""Without a step for so long, though there is work, the loop hangs: no forward takes a minute."""
+
+
+class DecodeLoop(Protocol):
+    """The part of `workers.verifier.Verifier` that is used here."""
+
+    def submit(
+        self, request: GenerationRequest, sink: Callable[[Delta | BaseException], None]
+    ) -> None:
+        """Queues a request; `sink` hears the rest, from the loop's thread."""
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request, known or not."""
+
+    def gauges(self) -> Gauges:
+        """How busy it is."""
+
+    def healthy(self) -> bool:
+        """Whether the loop's thread is alive and well."""
+
+    def stop(self) -> None:
+        """Ends the loop."""
+
+
+class PoolMember(Protocol):
+    """The part of a `RayDraft` that is used here."""
+
+    @property
+    def away(self) -> bool:
+        """Whether it cannot be asked now."""
+
+
+class Ranks(Protocol):
+    """The part of a `RankSet` that is used here."""
+
+    def check(self) -> None:
+        """Raises RuntimeError when a rank is gone."""
+
+    def stop(self) -> None:
+        """Ends the ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """All that a replica holds. `loop` is running."""
+
+    loop: DecodeLoop
+    facts: TargetFacts
+    drafts: Mapping[str, PoolMember]
+    ranks: Ranks | None
+
+
+class VerifierDeployment:
+    """Streams answers. A plain class: `app.build` makes it a deployment."""
+
+    def __init__(
+        self, open_engine: Callable[[], Engine], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine = open_engine()
+        self._metrics = VerifierMetrics()
+        self._clock = clock
+        self._last_step = (-1, clock())
+
+    async def facts(self) -> TargetFacts:
+        """What is served."""
+        return self._engine.facts
+
+    async def status(self) -> VerifierStatus:
+        """How busy the loop is, and who is away."""
+        gauges = self._engine.loop.gauges()
+        return VerifierStatus(
+            healthy=self._engine.loop.healthy(),
+            running=gauges.running,
+            waiting=gauges.waiting,
+            kv_pages_in_use=gauges.kv_pages_in_use,
+            kv_pages=gauges.kv_pages,
+            steps=gauges.steps,
+            drafts={
+                name: "away" if draft.away else "ready"
+                for name, draft in self._engine.drafts.items()
+            },
+            draft_faults=gauges.draft_faults,
+        )
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        """The answer, delta by delta. Leaving early, however, cancels the request in the loop.
+
+        Raises:
+            QueueFull: too many wait already.
+            ValueError: what only the loop can check.
+            EngineError: the forward pass that this request was in failed.
+        """
+        here = asyncio.get_running_loop()
+        arrived: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
+
+        def sink(item: Delta | BaseException) -> None:
+            here.call_soon_threadsafe(arrived.put_nowait, item)
+
+        self._engine.loop.submit(request, sink)
+        ended = False
+        try:
+            while not ended:
+                delta = await arrived.get()
+                if isinstance(delta, BaseException):
+                    ended = True
+                    raise delta
+                ended = delta.stats is not None
+                self._count(delta)
+                yield delta
+        finally:
+            if not ended:
+                self._engine.loop.cancel(request.id)
+
+    async def check_health(self) -> None:
+        """Serve calls this; raising three times in a row gets the replica replaced.
+
+        Raises:
+            RuntimeError: a rank is gone, or the decode loop is dead, failing or stuck.
+        """
+        if self._engine.ranks is not None:
+            self._engine.ranks.check()
+        gauges = self._engine.loop.gauges()
+        self._metrics.gauged(gauges)
+        self._check_progress(gauges)
+        if not self._engine.loop.healthy():
+            raise RuntimeError("the decode loop is dead, or its last pass failed")
+
+    def __del__(self) -> None:
+        """Serve calls this when the replica stops."""
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            engine.loop.stop()
+            if engine.ranks is not None:
+                engine.ranks.stop()
+
+    def _check_progress(self, gauges: Gauges) -> None:
+        steps, since = self._last_step
+        if gauges.steps != steps or not gauges.running:
+            self._last_step = (gauges.steps, self._clock())
+        elif self._clock() - since > STUCK_AFTER_S:
+            raise RuntimeError(f"the decode loop made no step for {STUCK_AFTER_S:.0f} s")
+
+    def _count(self, delta: Delta) -> None:
+        if delta.stats is not None:
+            self._metrics.finished(delta.stats)
+
+
+def open_engine(config: OutriderConfig) -> Engine:
+    """Starts everything a replica needs: draft actors, ranks, the target and the loop.
+
+    Drafts load while the target does. Call it in the replica: the children go into its placement
+    group.
+
+    Raises:
+        ValueError: the target or a draft cannot be served, with the reason.
+    """
+    group = get_current_placement_group()
+    assert group is not None, "app.build gives the replica a placement group"
+    threads = threads_for(config)
+    drafts = start_drafts(config, group, threads)
+    ranks = RankSet(config, group, threads) if config.target.tensor_parallel > 1 else None
+    target = load_target(_target_spec(config, threads), ranks.launch if ranks else None)
+    for name, draft in drafts.items():
+        wait_for_draft(name, draft.loading)
+    loop = build_verifier(
+        target,
+        drafts,
+        _limits(config),
+        ratio=[draft.name for draft in config.pool if draft.verification == "ratio"],
+    )
+    loop.start()
+    return Engine(loop, facts_of(config, target), drafts, ranks)
+
+
+def start_drafts(
+    config: OutriderConfig, group: PlacementGroup, threads: Threads
+) -> dict[str, RayDraft]:
+    """One actor per pool member; returns while they are loading. They restart by themselves."""
+    path = resolve(config.target.model)
+    return {
+        draft.name: _start_draft(config, number, path, group, threads)
+        for number, draft in enumerate(config.pool)
+    }
+
+
+def _start_draft(
+    config: OutriderConfig, number: int, target: Path, group: PlacementGroup, threads: Threads
+) -> RayDraft:
+    draft = config.pool[number]
+    bundle = draft_bundle(number)
+    options = child_options(group, bundle, bundles(config)[bundle], threads.of(draft))
+    worker: Any = ray.remote(DraftWorker).options(max_restarts=-1, max_task_retries=0, **options)
+    return RayDraft(
+        draft.name,
+        worker.remote(draft.spec(), target, config.target.dtype, threads.of(draft)),
+    )
+
+
+def wait_for_draft(name: str, loading: "Future[None]", patience_s: float = DRAFT_LOADING_S) -> None:
+    """Waits until a draft is loaded. One that is late or died may come later; a wrong one may not.
+
+    Raises:
+        ValueError: the draft is not one for this target; a setting must be mended.
+    """
+    try:
+        loading.result(patience_s)
+    except RayTaskError as error:
+        raise ValueError(f"drafts.{name}: {error.cause}") from error
+    except Exception as error:
+        logger.warning("starting without draft %s, it joins when it is there: %r", name, error)
+
+
+def facts_of(config: OutriderConfig, target: Target) -> TargetFacts:
+    """What requests are checked against: the smallest of context, KV pool and configured limit."""
+    slots = target.pool.pages * target.pool.page_size
+    return TargetFacts(
+        model=config.target.served_name,
+        vocab_size=target.vocab_size,
+        context_length=target.context_length,
+        request_tokens=min(
+            target.context_length,
+            slots - config.speculation.max_budget,
+            config.limits.max_request_tokens or target.context_length,
+        ),
+        drafts=tuple(draft.name for draft in config.pool),
+        created=int(time.time()),
+    )
+
+
+def _target_spec(config: OutriderConfig, threads: Threads) -> TargetSpec:
+    target = config.target
+    return TargetSpec(
+        model=target.model,
+        dtype=target.dtype,
+        device=target.device,
+        tensor_parallel=target.tensor_parallel,
+        kv_tokens=target.kv_tokens,
+        threads=threads.rank,
+        context_length=target.context_length,
+    )
+
+
+def _limits(config: OutriderConfig) -> Limits:
+    return Limits(
+        max_running=config.limits.max_running,
+        max_queued=config.limits.max_queued,
+        prefill_tokens=config.limits.prefill_tokens,
+        draft_timeout_s=config.speculation.draft_timeout_ms / 1000,
+    )

@@ -1,0 +1,187 @@
+"""A verifier and a router that do as they are told, and the HTTP application around them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from jinja2 import TemplateError
+
+from deployments.admission import Admission
+from deployments.config import SpeculationConfig
+from deployments.ingress import Ingress, create_app
+from deployments.links import TargetFacts, VerifierStatus
+from deployments.metrics import IngressMetrics
+from deployments.prompt import Prompter
+from router.decision import Outcome, RouteDecision, RouteRequest
+from workers.request import Delta, GenerationRequest, SpeculationStats
+
+FACTS = TargetFacts(
+    model="tiny",
+    vocab_size=1000,
+    context_length=100,
+    request_tokens=100,
+    drafts=("code", "lm"),
+    created=1_700_000_000,
+)
+
+
+class CharTokenizer:
+    """One token per character, its code point; the chat template is as plain as can be."""
+
+    chat_template: str | None = "plain"
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> Mapping[str, list[int]]:
+        return {"input_ids": [ord(c) for c in text]}
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, str]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+    ) -> str:
+        if conversation[0]["content"] == "refuse me":
+            raise TemplateError("roles must alternate")
+        return "".join(f"{turn['role']}:{turn['content']}\n" for turn in conversation)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+
+def script(*texts: str, reason: str = "stop", draft: str | None = None) -> list[Delta]:
+    """Deltas with these texts, one token per character, one step each; the last one ends."""
+    emitted = sum(map(len, texts))
+    stats = SpeculationStats(
+        draft=draft,
+        steps=len(texts),
+        drafted=2 * len(texts) if draft else 0,
+        tested=emitted if draft else 0,
+        accepted=emitted - len(texts),
+        recovered=0,
+        bonus=len(texts),
+    )
+    deltas = [Delta(text, tuple(map(ord, text))) for text in texts]
+    deltas[-1] = Delta(texts[-1], deltas[-1].tokens, reason, stats)
+    return deltas
+
+
+class ScriptedVerifier:
+    """Says what is in `script`: deltas, exceptions to raise, events to wait for."""
+
+    def __init__(self) -> None:
+        self.served = FACTS
+        self.script: list[Delta | BaseException | asyncio.Event] = [*script("Hel", "lo")]
+        self.requests: list[GenerationRequest] = []
+        self.cancelled: list[str] = []
+        self.asked = asyncio.Event()
+        self.state = VerifierStatus(
+            healthy=True,
+            running=1,
+            waiting=2,
+            kv_pages_in_use=3,
+            kv_pages=4,
+            steps=5,
+            drafts={"code": "ready", "lm": "away"},
+            draft_faults={"lm": 1},
+        )
+
+    async def facts(self) -> TargetFacts:
+        return self.served
+
+    async def status(self) -> VerifierStatus:
+        return self.state
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        self.requests.append(request)
+        self.asked.set()
+        complete = False
+        try:
+            for item in list(self.script):
+                if isinstance(item, asyncio.Event):
+                    await item.wait()
+                elif isinstance(item, BaseException):
+                    complete = True
+                    raise item
+                else:
+                    yield item
+            complete = True
+        finally:
+            if not complete:
+                self.cancelled.append(request.id)
+
+
+class ScriptedRouter:
+    """Always decides `decision`, or raises it."""
+
+    def __init__(self) -> None:
+        self.decision: RouteDecision | Exception = RouteDecision(
+            "code", "intent", "looks like code (0.93)", "f1"
+        )
+        self.requests: list[RouteRequest] = []
+        self.outcomes: list[Outcome] = []
+        self.refuses_outcomes = False
+
+    async def decide(self, request: RouteRequest) -> RouteDecision:
+        self.requests.append(request)
+        if isinstance(self.decision, Exception):
+            raise self.decision
+        return self.decision
+
+    async def observe(self, outcome: Outcome) -> None:
+        if self.refuses_outcomes:
+            raise RuntimeError("router away")
+        self.outcomes.append(outcome)
+
+
+class World(SimpleNamespace):
+    """The application and everybody in it."""
+
+    app: Any
+    client: httpx.AsyncClient
+    verifier: ScriptedVerifier
+    router: ScriptedRouter
+    tokenizer: CharTokenizer
+    ends: list[tuple[str, str]]
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+        return await self.client.post("/v1/chat/completions", json=body)
+
+    async def complete(self, **fields: Any) -> httpx.Response:
+        return await self.client.post("/v1/completions", json={"prompt": "Hi", **fields})
+
+
+@pytest.fixture
+def said() -> Callable[..., list[Delta]]:
+    """Makes scripts."""
+    return script
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    verifier, router, tokenizer = ScriptedVerifier(), ScriptedRouter(), CharTokenizer()
+    metrics = IngressMetrics()
+    ends: list[tuple[str, str]] = []
+    count = metrics.ended
+
+    def ended(endpoint: str, end: str) -> None:
+        ends.append((endpoint, end))
+        count(endpoint, end)
+
+    metrics.ended = ended  # type: ignore[method-assign]
+    admission = Admission(verifier, router, Prompter(tokenizer), SpeculationConfig())
+    app = create_app(Ingress(verifier, router, admission, metrics), metrics)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as client:
+        yield World(
+            app=app,
+            client=client,
+            verifier=verifier,
+            router=router,
+            tokenizer=tokenizer,
+            ends=ends,
+        )

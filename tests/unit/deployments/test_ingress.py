@@ -1,0 +1,388 @@
+"""One request through the HTTP layer, with a verifier and a router that do as they are told."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.links import VerifierAway
+from router.decision import RouteRequest
+from workers.verifier import EngineError, QueueFull
+
+
+def events(text: str) -> list[Any]:
+    """The JSON of each `data:` line; `[DONE]` must be the last, and is left out."""
+    blocks = text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+
+
+async def leave(app: Any, path: str, body: dict[str, Any], after: int) -> list[bytes]:
+    """A client that goes away after `after` body chunks (0: before the first)."""
+    chunks: list[bytes] = []
+    gone = asyncio.Event()
+    sent = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal sent
+        if not sent:
+            sent = True
+            return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body" and message.get("body"):
+            chunks.append(message["body"])
+        if len(chunks) >= after:
+            gone.set()
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "asgi": {"spec_version": "2.3"},
+        "client": None,
+        "server": None,
+    }
+    await app(scope, receive, send)
+    return chunks
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+async def test_a_chat_answer(world: Any) -> None:
+    body = (await world.chat(speculation={"draft": "lm"})).json()
+    assert body.pop("id").startswith("chatcmpl-")
+    assert body.pop("created") > 1_700_000_000
+    assert body == {
+        "object": "chat.completion",
+        "model": "tiny",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello"},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 8, "completion_tokens": 5, "total_tokens": 13},
+        "speculation": {
+            "draft": "lm",
+            "reason": "requested: by name",
+            "steps": 2,
+            "drafted": 0,
+            "accepted": 3,
+            "tau": 2.5,
+        },
+    }
+
+
+async def test_a_completion_answer(world: Any, said: Callable[..., Any]) -> None:
+    world.verifier.script = said("one", reason="length")
+    body = (await world.complete()).json()
+    assert body["id"].startswith("cmpl-")
+    assert body["object"] == "text_completion"
+    assert body["choices"] == [
+        {"index": 0, "text": "one", "logprobs": None, "finish_reason": "length"}
+    ]
+
+
+async def test_a_chat_stream_has_a_chunk_per_delta(world: Any) -> None:
+    response = await world.chat(stream=True)
+    opening, first, last = events(response.text)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert first["choices"][0] == {
+        "index": 0,
+        "delta": {"content": "Hel"},
+        "logprobs": None,
+        "finish_reason": None,
+    }
+    assert last["choices"][0]["delta"] == {"content": "lo"}
+    assert last["choices"][0]["finish_reason"] == "stop"
+    assert last["speculation"]["tau"] == 2.5
+    assert "speculation" not in first
+    assert {chunk["object"] for chunk in (opening, first, last)} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in (opening, first, last)}) == 1
+
+
+async def test_a_completion_stream_has_no_opening(world: Any) -> None:
+    first, last = events((await world.complete(stream=True)).text)
+    assert [chunk["choices"][0]["text"] for chunk in (first, last)] == ["Hel", "lo"]
+    assert last["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("ask", ["chat", "complete"])
+async def test_usage_in_a_stream_is_the_usage_of_the_whole_answer(world: Any, ask: str) -> None:
+    whole = (await getattr(world, ask)()).json()
+    stream = await getattr(world, ask)(stream=True, stream_options={"include_usage": True})
+    *others, last = events(stream.text)
+    assert last["choices"] == []
+    assert last["usage"] == whole["usage"]
+    assert last["speculation"] == whole["speculation"]
+    assert all("usage" not in chunk for chunk in others)
+
+
+async def test_a_delta_without_text_is_not_sent(world: Any, said: Callable[..., Any]) -> None:
+    world.verifier.script = said("a", "", "b", "")
+    chunks = events((await world.complete(stream=True)).text)
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["a", "b", ""]
+
+
+async def test_text_that_looks_like_the_protocol_stays_one_event(
+    world: Any, said: Callable[..., Any]
+) -> None:
+    text = "\n\ndata: [DONE]\n\n你好 🙂 \u2028"
+    world.verifier.script = said(text)
+    (chunk,) = events((await world.complete(stream=True)).text)
+    assert chunk["choices"][0]["text"] == text
+
+
+async def test_models(world: Any) -> None:
+    models = (await world.client.get("/v1/models")).json()
+    assert [card["id"] for card in models["data"]] == ["tiny"]
+    assert models["data"][0] == (await world.client.get("/v1/models/tiny")).json()
+    assert (await world.client.get("/v1/models/other")).status_code == 404
+
+
+async def test_health_says_how_busy_the_verifier_is(world: Any) -> None:
+    response = await world.client.get("/health")
+    assert response.status_code == 200
+    assert response.json()["verifier"]["drafts"] == {"code": "ready", "lm": "away"}
+    world.verifier.state = replace(world.verifier.state, healthy=False)
+    assert (await world.client.get("/health")).status_code == 503
+
+
+async def test_other_paths_and_methods_are_errors_in_the_same_shape(world: Any) -> None:
+    lost = await world.client.get("/v1/engines")
+    wrong = await world.client.get("/v1/completions")
+    assert (lost.status_code, lost.json()["error"]["type"]) == (404, "not_found_error")
+    assert (wrong.status_code, wrong.json()["error"]["type"]) == (405, "invalid_request_error")
+
+
+# -- how much room there is ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 95), (10, 10), (95, 95), (96, 95)])
+async def test_an_answer_may_fill_the_context_and_no_more(
+    world: Any, asked: int | None, given: int
+) -> None:
+    await world.complete(prompt="x" * 5, max_tokens=asked)
+    assert world.verifier.requests[0].max_tokens == given
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("ask", ["chat", "complete"])
+async def test_a_prompt_without_room_for_an_answer_is_refused(
+    world: Any, ask: str, stream: bool
+) -> None:
+    fields = {"messages": [{"role": "user", "content": "x" * 94}]}  # "user:" and "\n" make 100
+    if ask == "complete":
+        fields = {"prompt": "x" * 100}  # type: ignore[dict-item]
+    response = await getattr(world, ask)(**fields, stream=stream)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert response.json()["error"]["param"] == ("prompt" if ask == "complete" else "messages")
+    assert world.verifier.requests == []
+
+
+async def test_the_last_place_of_the_context_can_be_used(world: Any) -> None:
+    assert (await world.complete(prompt="x" * 99)).status_code == 200
+    assert world.verifier.requests[0].max_tokens == 1
+
+
+# -- the draft -----------------------------------------------------------------------------------
+
+
+async def test_the_router_chooses_from_the_last_question_and_what_was_before_it(world: Any) -> None:
+    await world.chat(
+        messages=[
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Sort "}] * 2},
+            {"role": "assistant", "content": "How?"},
+            {"role": "user", "content": "Quickly"},
+        ]
+    )
+    assert world.router.requests == [RouteRequest("Quickly", "Be brief.\nSort Sort \nHow?")]
+    assert world.verifier.requests[0].draft == "code"
+    assert world.verifier.requests[0].budget == 8
+
+
+async def test_token_ids_are_routed_by_their_text(world: Any) -> None:
+    await world.complete(prompt=[72, 105])
+    assert world.router.requests == [RouteRequest("Hi", "")]
+    assert world.verifier.requests[0].prompt == (72, 105)
+
+
+@pytest.mark.parametrize(
+    ("wish", "draft", "budget"),
+    [
+        ({"draft": "lm"}, "lm", 8),
+        ({"draft": "lm", "budget": 3}, "lm", 3),
+        ({"draft": "none"}, None, 0),
+        ({"draft": "none", "budget": 3}, None, 0),
+        ({"budget": 0}, None, 0),
+    ],
+)
+async def test_a_wish_is_not_routed(
+    world: Any, wish: dict[str, Any], draft: str | None, budget: int
+) -> None:
+    response = await world.chat(speculation=wish)
+    (request,) = world.verifier.requests
+    assert (request.draft, request.budget) == (draft, budget)
+    assert response.json()["speculation"]["draft"] == draft
+    assert response.json()["speculation"]["reason"].startswith("requested")
+    assert world.router.requests == world.router.outcomes == []
+
+
+async def test_an_empty_pool_decodes_plainly(world: Any) -> None:
+    world.verifier.served = replace(world.verifier.served, drafts=())
+    assert (await world.chat()).json()["speculation"]["reason"] == "default: the pool is empty"
+
+
+async def test_a_router_that_fails_costs_the_draft_and_not_the_answer(world: Any) -> None:
+    world.router.decision = ConnectionError("away")
+    body = (await world.chat()).json()
+    assert body["choices"][0]["message"]["content"] == "Hello"
+    assert body["speculation"]["draft"] is None
+    assert body["speculation"]["reason"] == "default: the router did not answer"
+
+
+async def test_a_router_that_hangs_is_not_waited_for(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.admission.ROUTING_PATIENCE_S", 0.05)
+
+    async def hang(_request: RouteRequest) -> None:
+        await asyncio.sleep(60)
+
+    world.router.decide = hang
+    assert (await world.chat()).json()["speculation"]["draft"] is None
+
+
+async def test_the_router_hears_how_it_went(world: Any, said: Callable[..., Any]) -> None:
+    world.verifier.script = said("Hel", "lo you", draft="code")
+    await world.chat()
+    await asyncio.sleep(0)
+    (outcome,) = world.router.outcomes
+    assert (outcome.fingerprint, outcome.draft, outcome.tokens) == ("f1", "code", 9)
+    assert outcome.tau == 4.5
+    assert outcome.alpha == pytest.approx(7 / 9)
+    assert outcome.tokens_per_second > 0
+
+
+async def test_an_answer_in_one_delta_teaches_nothing_about_speed(
+    world: Any, said: Callable[..., Any]
+) -> None:
+    world.verifier.script = said("Hello")
+    await world.chat()
+    await asyncio.sleep(0)
+    assert world.router.outcomes == []
+
+
+async def test_a_lost_outcome_disturbs_nobody(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+    world.router.refuses_outcomes = True
+    assert (await world.chat()).status_code == 200
+    await asyncio.sleep(0.01)
+    assert "did not take an outcome" in caplog.text
+
+
+# -- when things fail ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (QueueFull("64 requests wait already"), 503, "overloaded_error"),
+        (VerifierAway("replica died"), 503, "overloaded_error"),
+        (ValueError("max_tokens: too many"), 400, "invalid_request_error"),
+        (EngineError("the forward pass failed"), 500, "server_error"),
+    ],
+)
+async def test_an_error_before_the_first_token_is_a_status(
+    world: Any, error: Exception, status: int, kind: str, stream: bool
+) -> None:
+    world.verifier.script = [error]
+    response = await world.chat(stream=stream)
+    assert response.status_code == status
+    assert response.json()["error"]["type"] == kind
+    assert str(error) in response.json()["error"]["message"]
+    assert ("retry-after" in response.headers) == (status == 503)
+
+
+async def test_an_error_in_the_middle_is_an_event_and_an_orderly_end(
+    world: Any, said: Callable[..., Any]
+) -> None:
+    world.verifier.script = [said("Hel", "lo")[0], EngineError("the forward pass failed")]
+    _opening, first, error = events((await world.chat(stream=True)).text)
+    assert first["choices"][0]["delta"]["content"] == "Hel"
+    assert error["error"]["type"] == "server_error"
+    assert "the forward pass failed" in error["error"]["message"]
+
+
+async def test_an_answer_that_just_stops_is_an_error(world: Any, said: Callable[..., Any]) -> None:
+    world.verifier.script = said("Hel", "lo")[:1]
+    assert (await world.chat()).status_code == 500
+    assert "error" in events((await world.chat(stream=True)).text)[-1]
+    world.verifier.script = []
+    assert (await world.chat(stream=True)).status_code == 500
+
+
+# -- clients that leave --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+async def test_leaving_a_stream_cancels_the_request(
+    world: Any, said: Callable[..., Any], chunks: int
+) -> None:
+    world.verifier.script = [*said("a", "b", "c", "d")[:3], asyncio.Event()]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    seen = await leave(world.app, "/v1/chat/completions", body, after=chunks)
+    assert len(seen) >= chunks
+    assert world.verifier.cancelled == [request.id for request in world.verifier.requests]
+    assert world.ends == [("/v1/chat/completions", "cancelled")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_cancelled_call_cancels_the_request(world: Any, stream: bool) -> None:
+    """What Serve does when a client leaves before the first token: it cancels our task."""
+    world.verifier.script = [asyncio.Event()]
+    call = asyncio.create_task(
+        leave(world.app, "/v1/completions", {"prompt": "Hi", "stream": stream}, after=99)
+    )
+    await world.verifier.asked.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert world.verifier.cancelled == [world.verifier.requests[0].id]
+    assert world.ends == [("/v1/completions", "cancelled")]
+
+
+async def test_every_request_is_counted_once_by_its_end(world: Any) -> None:
+    await world.chat()
+    await world.chat(stream=True)
+    await world.chat(nonsense=1)
+    await world.client.get("/nowhere")
+    assert world.ends == [
+        ("/v1/chat/completions", "200"),
+        ("/v1/chat/completions", "200"),
+        ("/v1/chat/completions", "400"),
+        ("unknown", "404"),
+    ]
+
+
+async def test_a_target_without_a_chat_template_says_so(world: Any) -> None:
+    world.tokenizer.chat_template = None
+    response = await world.chat()
+    assert response.status_code == 400
+    assert "/v1/completions" in response.json()["error"]["message"]

@@ -1,0 +1,218 @@
+"""Every way of asking wrongly is a 400 that names the field, and the next request works."""
+
+import json
+from typing import Any
+
+import pytest
+
+BAD_FIELDS = [
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "1"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 7}, "top_p"),
+    ({"min_p": -0.1}, "min_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 9_999_999}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 2**64}, "seed"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+    ({"logit_bias": {"1000": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop.1"),
+    ({"stop": 3}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"n": 2}, "n"),
+    ({"n": 0}, "n"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+    ({"speculation": {"draft": "nobody"}}, "speculation.draft"),
+    ({"speculation": {"budget": -1}}, "speculation.budget"),
+    ({"speculation": {"budget": 33}}, "speculation.budget"),
+    ({"speculation": {"depth": 3}}, "speculation.depth"),
+    ({"speculation": "code"}, "speculation"),
+    ({"tools": []}, "tools"),
+    ({"temprature": 1}, "temprature"),
+]
+
+BAD_CHATS = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": "x", "name": "n"}]}, "messages.0.name"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
+        "messages.0.content.0.type",
+    ),
+    ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+    ({"logprobs": True}, "logprobs"),
+    ({"response_format": {"type": "json_object"}}, "response_format.type"),
+]
+
+BAD_COMPLETIONS = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": [""]}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ["a", "b"]}, "prompt"),
+    ({"prompt": [[1], [2]]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt.1"),
+    ({"prompt": [-1]}, "prompt.0"),
+    ({"prompt": [1000]}, "prompt"),
+    ({"echo": True}, "echo"),
+    ({"best_of": 2}, "best_of"),
+]
+
+BAD_BODIES = [
+    b"",
+    b"{",
+    b"[1]",
+    b"null",
+    b"\xff\xfe\x00",
+    b"[" * 100_000,
+    b'{"seed": ' + b"1" * 5000 + b"}",
+]
+
+
+def post(world: Any, body: bytes, content_type: str = "application/json") -> Any:
+    return world.client.post(
+        "/v1/chat/completions", content=body, headers={"Content-Type": content_type}
+    )
+
+
+def assert_names(response: Any, param: str | None) -> None:
+    error = response.json()["error"]
+    assert response.status_code == 400, response.text
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert error["message"]
+    assert error["code"]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_FIELDS)
+async def test_a_wrong_field_is_named_by_both_endpoints(
+    world: Any, fields: dict[str, Any], param: str
+) -> None:
+    for ask in (world.chat, world.complete):
+        assert_names(await ask(**fields), param)
+        assert (await ask()).status_code == 200
+    assert len(world.verifier.requests) == 2
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_CHATS)
+async def test_a_wrong_chat_is_refused(world: Any, fields: dict[str, Any], param: str) -> None:
+    # As bytes: the client would not encode half a surrogate pair.
+    body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+    assert_names(await post(world, json.dumps(body).encode()), param)
+    assert (await world.chat()).status_code == 200
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_COMPLETIONS)
+async def test_a_wrong_prompt_is_refused(world: Any, fields: dict[str, Any], param: str) -> None:
+    assert_names(await world.complete(**fields), param)
+    assert (await world.complete()).status_code == 200
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("field", ["temperature", "top_p", "presence_penalty", "max_tokens"])
+async def test_a_number_that_is_none_is_refused(world: Any, number: str, field: str) -> None:
+    body = f'{{"messages": [{{"role": "user", "content": "Hi"}}], "{field}": {number}}}'
+    assert_names(await post(world, body.encode()), field)
+    assert (await world.chat()).status_code == 200
+
+
+@pytest.mark.parametrize("body", BAD_BODIES, ids=lambda body: repr(body[:12]))
+async def test_a_body_that_is_no_json_object_is_refused(world: Any, body: bytes) -> None:
+    response = await post(world, body)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert (await world.chat()).status_code == 200
+
+
+async def test_json_must_be_called_json(world: Any) -> None:
+    response = await post(world, b'{"messages": []}', "text/plain")
+    assert_names(response, None)
+    assert "application/json" in response.json()["error"]["message"]
+
+
+async def test_an_unknown_field_may_have_a_name_that_is_no_text(world: Any) -> None:
+    response = await post(world, b'{"messages": [{"role":"user","content":"Hi"}], "\\ud800": 1}')
+    assert response.status_code == 400
+    assert (await world.chat()).status_code == 200
+
+
+async def test_a_union_reports_the_branch_that_was_meant(world: Any) -> None:
+    message = (await world.complete(stop=["a", ""])).json()["error"]["message"]
+    assert message.startswith("stop.1: ")
+    assert "valid string" not in message
+
+
+async def test_a_value_that_asks_for_nothing_is_accepted(world: Any) -> None:
+    chat = {"n": 1, "logprobs": False, "top_logprobs": 0, "response_format": {"type": "text"}}
+    completion = {"n": 1, "best_of": 1, "echo": False, "logprobs": 0, "suffix": ""}
+    nothing = {"temperature": None, "stop": None, "max_tokens": None, "stream_options": None}
+    assert (await world.chat(**chat, **nothing)).status_code == 200
+    assert (await world.complete(**completion, **nothing)).status_code == 200
+
+
+async def test_white_space_is_a_prompt(world: Any) -> None:
+    assert (await world.complete(prompt=" \n")).status_code == 200
+    assert (await world.chat(messages=[{"role": "user", "content": ""}])).status_code == 200
+
+
+async def test_another_model_is_not_found(world: Any) -> None:
+    response = await world.chat(model="gpt-9")
+    assert response.status_code == 404
+    assert response.json()["error"] == {
+        "message": "model: 'gpt-9' is not served here; this is 'tiny'",
+        "type": "not_found_error",
+        "param": "model",
+        "code": "model_not_found",
+    }
+    assert (await world.chat(model="tiny")).status_code == 200
+
+
+async def test_sampling_reaches_the_verifier(world: Any) -> None:
+    given = {
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "presence_penalty": 1.0,
+        "frequency_penalty": -1.0,
+        "repetition_penalty": 1.2,
+        "seed": 2**64 - 1,
+    }
+    await world.complete(**given, logit_bias={"5": -100, "7": 3.5}, stop=["a", "b"], max_tokens=9)
+    (request,) = world.verifier.requests
+    assert {name: getattr(request.sampling, name) for name in given} == given
+    assert request.sampling.logit_bias == ((5, -100), (7, 3.5))
+    assert request.stop == ("a", "b")
+    assert request.max_tokens == 9
+
+
+async def test_without_a_seed_each_request_draws_its_own(world: Any) -> None:
+    for _ in range(3):
+        await world.complete()
+    assert len({request.sampling.seed for request in world.verifier.requests}) == 3
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+async def test_both_names_of_the_token_limit_work(world: Any, field: str) -> None:
+    await world.chat(**{field: 3})
+    assert world.verifier.requests[0].max_tokens == 3
