@@ -52,6 +52,22 @@ DRAIN_S = 30.0
 """How long a replica that is being replaced may finish its streams."""
 
 
+class VerifierReplica(VerifierDeployment):
+    """The verifier as Serve runs it."""
+
+    async def __del__(self) -> None:
+        """Serve awaits this when it stops a replica, also one whose constructor failed."""
+        await self.close()
+
+
+class RouterReplica(DraftRouterDeployment):
+    """The router as Serve runs it."""
+
+    async def __del__(self) -> None:
+        """Serve awaits this when it stops a replica, also one whose constructor failed."""
+        await self.close()
+
+
 class IngressDeployment:
     """Wires the HTTP application to the other two deployments."""
 
@@ -80,7 +96,7 @@ def build(args: OutriderConfig) -> Application:
     config = args.from_environment()
     verifier = _verifier(config)
     router = _deployment(
-        DraftRouterDeployment,
+        RouterReplica,
         name="DraftRouter",
         ray_actor_options=_small(ROUTER_CPUS),
         max_ongoing_requests=_ongoing(config),
@@ -100,7 +116,7 @@ def build(args: OutriderConfig) -> Application:
 
 def _verifier(config: OutriderConfig) -> Application:
     return _deployment(
-        VerifierDeployment,
+        VerifierReplica,
         name="Verifier",
         ray_actor_options={
             **actor_options(rank_resources(config.target)),

@@ -50,9 +50,10 @@ class DraftRouterDeployment:
         await self._router.observe(outcome)
         self._metrics.counted(self._router.stats())
 
-    async def __del__(self) -> None:
-        """Serve calls this when the replica stops."""
-        await self._router.close()
+    async def close(self) -> None:
+        """Ends what was started, also when the constructor got no further than half."""
+        if hasattr(self, "_router"):
+            await self._router.close()
         if self._valkey is not None:
             self._valkey.close()
 

@@ -162,13 +162,13 @@ class VerifierDeployment:
         if not self._engine.loop.healthy():
             raise RuntimeError("the decode loop is dead, or its last pass failed")
 
-    def __del__(self) -> None:
-        """Serve calls this when the replica stops."""
-        engine = getattr(self, "_engine", None)
-        if engine is not None:
-            engine.loop.stop()
-            if engine.ranks is not None:
-                engine.ranks.stop()
+    async def close(self) -> None:
+        """Ends what was started; nothing was when the constructor failed."""
+        if not hasattr(self, "_engine"):
+            return
+        await asyncio.to_thread(self._engine.loop.stop)
+        if self._engine.ranks is not None:
+            self._engine.ranks.stop()
 
     def _check_progress(self, gauges: Gauges) -> None:
         steps, since = self._last_step
