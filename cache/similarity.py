@@ -131,7 +131,8 @@ class SimilarityCache(Protocol):
 class LocalSimilarityCache:
     """The matrix: `[max_entries, dim]` float32, one row an entry.
 
-    When it is full, the entry that went longest without a record leaves. Alone it is the in-process twin of `RedisSimilarityCache`; within it, it is what answers.
+    When it is full, the entry that went longest without a record leaves. Alone it is the in-process
+    twin of `RedisSimilarityCache`; within it, it is what answers.
     """
 
     def __init__(self, *, dim: int, ttl_s: float, max_entries: int) -> None:
@@ -353,15 +354,15 @@ class RedisSimilarityCache:
             await pipe.execute()
 
     async def _follow(self) -> None:
-        while True:
+        while not _told_to_stop():
             try:
                 await self._check_position()
-                while True:
+                while not _told_to_stop():
                     await self._read_changes()
                     self._found()
             except (RedisError, OSError, TimeoutError) as error:
                 self._lost(error)
-            await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
 
     async def _check_position(self) -> None:
         """Begin anew when Redis came back empty or as an older copy: its ids are behind ours."""
@@ -469,7 +470,13 @@ def _id_order(message: str) -> tuple[int, int]:
     return int(milliseconds), int(sequence)
 
 
+def _told_to_stop() -> bool:
+    """Whether this task was cancelled. redis-py 8.1 loses a cancellation that hits a handshake."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def _report(task: asyncio.Task[None]) -> None:
-    """The following task ends by cancellation only; anything else is our mistake: say it aloud."""
+    """The following task ends when told to; anything else is our mistake: say it aloud."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("no longer following other replicas", exc_info=error)
