@@ -45,9 +45,11 @@ class Loop:
     def submit(self, request: GenerationRequest, sink: Callable[[Any], None]) -> None:
         if self.full:
             raise QueueFull("no place")
-        threading.Thread(target=lambda: [sink(item) for item in self.script]).start()
+        self.thread = threading.Thread(target=lambda: [sink(item) for item in self.script])
+        self.thread.start()
 
     def cancel(self, request_id: str) -> None:
+        self.thread.join()  # a cancelled request's sink hears nothing more
         self.cancelled.append(request_id)
 
     def gauges(self) -> Gauges:
