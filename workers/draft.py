@@ -90,9 +90,7 @@ class DraftClient(Protocol):
         """Whether it can be asked now. Cheap; called on every step."""
         ...
 
-    def propose(
-        self, requests: Sequence[DraftRequest]
-    ) -> Callable[[float], list[Proposal | None]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> Callable[[float], list[Proposal | None]]:
         """Ask; call the result with a timeout in seconds to wait for the answers.
 
         Either raises DraftUnavailable.
@@ -117,9 +115,7 @@ class InlineDraft:
     def ready(self) -> bool:
         return True
 
-    def propose(
-        self, requests: Sequence[DraftRequest]
-    ) -> Callable[[float], list[Proposal | None]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> Callable[[float], list[Proposal | None]]:
         proposals = self._draft.propose(requests)
         return lambda _timeout: proposals
 

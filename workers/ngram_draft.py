@@ -101,10 +101,8 @@ class NgramDraft:
             )
         return self._grow(known.index, tail, request.budget, request.depth)
 
-    def _grow(
-        self, index: LocalIndex, tail: tuple[int, ...], budget: int, depth: int
-    ) -> Proposal:
-        """Best first: always add the node whose path is the likeliest of all not yet in the tree."""
+    def _grow(self, index: LocalIndex, tail: tuple[int, ...], budget: int, depth: int) -> Proposal:
+        """Best first: always add the node with the likeliest path of all not yet in the tree."""
         tokens: list[int] = []
         parents: list[int] = []
         confidence: list[float] = []

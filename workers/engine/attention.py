@@ -21,7 +21,7 @@ IMPLEMENTATION = "outrider"
 class SegmentPlan:
     """One segment, ready for attention in every layer.
 
-    bias: [1, 1, groups * T, start + T]: 0 where a query sees a key, -inf elsewhere, the T query rows
+    bias: [1, 1, groups * T, start + T]: 0 where a query sees a key, -inf elsewhere, the T rows
           repeated once per query head of a KV head; None when every query sees every key.
     """
 

@@ -58,7 +58,9 @@ def _keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
     text = model.config.get_text_config()
     bad = [layer for layer in layers if not 0 <= layer < text.num_hidden_layers]
     if bad:
-        raise ValueError(f"layers: the model has layers 0 to {text.num_hidden_layers - 1}, not {bad}")
+        raise ValueError(
+            f"layers: the model has layers 0 to {text.num_hidden_layers - 1}, not {bad}"
+        )
     decoder = model.get_decoder()
     decoder.layers = nn.ModuleList([decoder.layers[layer] for layer in layers])
     for index, layer in enumerate(decoder.layers):

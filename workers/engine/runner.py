@@ -43,7 +43,7 @@ class Runner:
             position_ids=torch.tensor([pack.positions()], device=device),
             cache=PoolCache(self.store, plan.new_slots),
             use_cache=False,
-            logits_to_keep=torch.tensor(pack.rows(), device=device),
+            logits_to_keep=torch.tensor(pack.rows(), dtype=torch.long, device=device),
             plan=plan,
         )
         logits: Tensor = output.logits[0]

@@ -35,7 +35,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _check("seed", self.seed, 0 <= self.seed < 2**64, "an integer from 0 to 2**64 - 1")
-        _check("temperature", self.temperature, 0 <= self.temperature, "0 or more")
+        _check("temperature", self.temperature, self.temperature >= 0, "0 or more")
         _check("top_k", self.top_k, self.top_k >= 0, "0 (off) or more")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "more than 0 and at most 1")
         _check("min_p", self.min_p, 0 <= self.min_p <= 1, "from 0 to 1")

@@ -95,7 +95,10 @@ class NgramTable:
         found = []
         low, high = 0, len(self._following)
         for column, token in zip(self._columns, reversed(context), strict=False):
-            low, high = bisect_left(column, token, low, high), bisect_right(column, token, low, high)
+            low, high = (
+                bisect_left(column, token, low, high),
+                bisect_right(column, token, low, high),
+            )
             if low == high:
                 break
             found.append(self._count_range(low, high))

@@ -1,0 +1,161 @@
+"""Decoding side by side: the same prompts through several arms, each in turn, in one run.
+
+The arms take turns prompt by prompt, so that a machine that slows down slows them all.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from workers.completion import Run, run_requests
+from workers.engine.sampling import SamplingParams
+from workers.request import GenerationRequest
+from workers.verifier import Verifier
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """How to decode: `draft` names a pool member, None for plain decoding."""
+
+    name: str
+    draft: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all arms share. The seed of prompt number i is `seed` + i."""
+
+    max_tokens: int
+    budget: int
+    temperature: float
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """One arm over some prompts."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    tested: int = 0
+    accepted: int = 0
+    texts: list[str] = field(default_factory=list)
+
+    def add(self, run: Run) -> None:
+        self.seconds += run.seconds
+        self.tokens += run.tokens
+        self.steps += run.total("steps")
+        self.tested += run.total("tested")
+        self.accepted += run.total("accepted")
+        self.texts.extend(completion.text for completion in run.completions)
+
+    def merge(self, other: "Tally") -> None:
+        self.seconds += other.seconds
+        self.tokens += other.tokens
+        self.steps += other.steps
+        self.tested += other.tested
+        self.accepted += other.accepted
+        self.texts.extend(other.texts)
+
+    def report(self, plain: "Tally | None") -> dict[str, float | None]:
+        """tokens_per_second counts prefill; speedup and exact_match are against `plain`."""
+        speed = self.tokens / self.seconds
+        same = None
+        if plain is not None:
+            pairs = zip(self.texts, plain.texts, strict=True)
+            same = sum(ours == theirs for ours, theirs in pairs) / len(self.texts)
+        return {
+            "tokens_per_second": speed,
+            "tau": self.tokens / self.steps,
+            "alpha": self.accepted / self.tested if self.tested else None,
+            "speedup": None if plain is None else speed / (plain.tokens / plain.seconds),
+            "exact_match": same,
+        }
+
+
+Results = dict[str, dict[str, Tally]]
+
+
+def measure(
+    verifier: Verifier,
+    prompts: Mapping[str, Sequence[tuple[int, ...]]],
+    arms: Mapping[str, Sequence[Arm]],
+    settings: Settings,
+    on_prompt: Callable[[], object],
+) -> Results:
+    """Tallies by domain and arm.
+
+    prompts: token ids by domain; arms: by domain, under the same names everywhere.
+    """
+    numbers = count()
+    results: Results = {}
+    for domain, encoded in prompts.items():
+        tallies = results[domain] = {arm.name: Tally() for arm in arms[domain]}
+        _warm_up(verifier, encoded[0], arms[domain], settings)
+        for seed, ids in enumerate(encoded, start=settings.seed):
+            for arm in arms[domain]:
+                request = _request(f"{next(numbers)}", ids, arm, settings, seed)
+                tallies[arm.name].add(run_requests(verifier, [request]))
+            on_prompt()
+    return results
+
+
+def _warm_up(
+    verifier: Verifier, ids: tuple[int, ...], arms: Sequence[Arm], settings: Settings
+) -> None:
+    """The first passes pay for caches and threads; nobody's number should."""
+    short = Settings(min(8, settings.max_tokens), settings.budget, settings.temperature)
+    for arm in arms:
+        run_requests(verifier, [_request(f"warm-up {arm.name}", ids, arm, short, 0)])
+
+
+def _request(
+    name: str, ids: tuple[int, ...], arm: Arm, settings: Settings, seed: int
+) -> GenerationRequest:
+    return GenerationRequest(
+        id=name,
+        prompt=ids,
+        max_tokens=settings.max_tokens,
+        sampling=SamplingParams(seed=seed, temperature=settings.temperature),
+        draft=arm.draft,
+        budget=settings.budget if arm.draft else 0,
+    )
+
+
+def summarise(results: Results) -> dict[str, Any]:
+    """`arms.<arm>.{tokens_per_second, tau, alpha, speedup, exact_match}`, and the same under
+    `domains.<domain>.<arm>`."""
+    whole: dict[str, Tally] = {}
+    for tallies in results.values():
+        for name, tally in tallies.items():
+            whole.setdefault(name, Tally()).merge(tally)
+    return {
+        "arms": _reports(whole),
+        "domains": {domain: _reports(tallies) for domain, tallies in results.items()},
+    }
+
+
+def _reports(tallies: Mapping[str, Tally]) -> dict[str, dict[str, float | None]]:
+    plain = tallies.get(PLAIN)
+    return {name: tally.report(plain) for name, tally in tallies.items()}
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """The summary for people."""
+    head = f"{'domain':<10}{'arm':<12}{'tokens/s':>10}{'tau':>7}{'alpha':>7}{'speed-up':>10}{'same':>7}"
+    lines = [head]
+    for domain, reports in [*summary["domains"].items(), ("all", summary["arms"])]:
+        for name, row in reports.items():
+            lines.append(
+                f"{domain:<10}{name:<12}{row['tokens_per_second']:>10.1f}{row['tau']:>7.2f}"
+                f"{_cell(row['alpha']):>7}{_cell(row['speedup']):>10}{_cell(row['exact_match']):>7}"
+            )
+    return "\n".join(lines)
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

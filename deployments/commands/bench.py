@@ -1,0 +1,102 @@
+"""`outrider bench`: measure on this machine, side by side in one run."""
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from bench.decode import PLAIN, Arm, Settings, measure, summarise, table
+from bench.provenance import provenance
+from deployments.commands.options import add_target_options, target_spec
+from deployments.pool import find_draft
+from deployments.prompt_file import PromptFile, chat_ids, read_prompts
+from workers.draft import DraftSpec, InlineDraft, load_draft
+from workers.engine.model_store import resolve
+from workers.scheduler import Limits
+from workers.target import Target, load_target
+from workers.verifier import build_verifier
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    bench = subparsers.add_parser("bench", help="measure on this machine")
+    kinds = bench.add_subparsers(dest="bench", required=True, metavar="WHAT")
+    decode = kinds.add_parser(
+        "decode",
+        help="tokens per second, tau and alpha of drafts against plain decoding",
+        description="Decode the same prompts with each arm in turn, one request at a time. "
+        "Prints a table; OUT holds the same numbers under arms and domains, with command, "
+        "revision and machine. Times include prefill.",
+    )
+    decode.add_argument(
+        "--prompts",
+        required=True,
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help='JSON lines with a "prompt"; may be given several times; a domain is a file\'s stem',
+    )
+    decode.add_argument("--limit", type=int, metavar="N", help="prompts per file (default: all)")
+    decode.add_argument("--max-tokens", type=int, default=128, metavar="M", help="%(default)s")
+    decode.add_argument(
+        "--arms",
+        default=f"{PLAIN},ngram",
+        metavar="A,B",
+        help=f"{PLAIN}, pool members (code, math, en, zh, lm), kinds (ngram: the table of the "
+        "file's domain; lm) or draft folders (default: %(default)s)",
+    )
+    decode.add_argument("--budget", type=int, default=8, metavar="N", help="%(default)s")
+    decode.add_argument("--temperature", type=float, default=0.0, metavar="T", help="%(default)s")
+    decode.add_argument("--seed", type=int, default=0)
+    decode.add_argument("--json", type=Path, metavar="OUT", help="write the numbers here")
+    add_target_options(decode)
+    decode.set_defaults(func=run_decode)
+
+
+def run_decode(args: argparse.Namespace) -> int:
+    """Raises ValueError for options that cannot be used."""
+    files = [read_prompts(path, args.limit) for path in args.prompts]
+    names = args.arms.split(",")
+    specs = {file.domain: _specs(names, file.domain) for file in files}
+    target = load_target(target_spec(args))
+    settings = Settings(args.max_tokens, args.budget, args.temperature, args.seed)
+    with tqdm(total=sum(len(file.prompts) for file in files), unit="prompt") as bar:
+        results = measure(
+            build_verifier(target, _load(specs, args), Limits(max_running=1)),
+            {file.domain: _encode(target, file) for file in files},
+            {domain: [_arm(name, spec) for name, spec in own] for domain, own in specs.items()},
+            settings,
+            on_prompt=bar.update,
+        )
+    summary = summarise(results)
+    print(table(summary))
+    if args.json:
+        args.json.write_text(json.dumps({**summary, "run": provenance()}, indent=2) + "\n")
+    return 0
+
+
+def _specs(names: Sequence[str], domain: str) -> list[tuple[str, DraftSpec | None]]:
+    """The arms' drafts for one domain; None for plain decoding."""
+    return [(name, None if name == PLAIN else find_draft(name, domain)) for name in names]
+
+
+def _load(
+    specs: dict[str, list[tuple[str, DraftSpec | None]]], args: argparse.Namespace
+) -> dict[str, InlineDraft]:
+    """Every draft that some arm uses, once."""
+    wanted = {spec.name: spec for own in specs.values() for _, spec in own if spec is not None}
+    target, threads = resolve(args.target), args.threads or os.cpu_count() or 1
+    return {
+        name: InlineDraft(load_draft(spec, target, dtype=args.dtype, threads=threads))
+        for name, spec in wanted.items()
+    }
+
+
+def _arm(name: str, spec: DraftSpec | None) -> Arm:
+    return Arm(name, None if spec is None else spec.name)
+
+
+def _encode(target: Target, file: PromptFile) -> list[tuple[int, ...]]:
+    return [chat_ids(target.tokenizer, prompt) for prompt in file.prompts]

@@ -1,0 +1,118 @@
+"""`outrider generate`: one answer in this process, to try a draft or to script with."""
+
+import argparse
+import json
+import os
+import secrets
+import sys
+from typing import Any
+
+from deployments.commands.options import add_target_options, target_spec
+from deployments.pool import PLAIN, find_draft
+from deployments.prompt_file import chat_ids
+from workers.completion import Completion, run_requests
+from workers.draft import InlineDraft, load_draft
+from workers.engine.model_store import resolve
+from workers.engine.sampling import SamplingParams
+from workers.request import Delta, GenerationRequest
+from workers.scheduler import Limits
+from workers.target import Target, load_target
+from workers.verifier import build_verifier
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "generate",
+        help="answer one prompt in this process, without a server",
+        description="Answer one prompt in this process. The text goes to stdout as it grows, what "
+        "speculation did to stderr; with --json one object goes to stdout.",
+    )
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="sent as a user's message")
+    parser.add_argument(
+        "--draft",
+        default="ngram",
+        metavar="D",
+        help="a pool member (code, math, en, zh, lm), a kind (ngram, lm), a draft's folder, "
+        f"or {PLAIN} for plain decoding (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--budget", type=int, default=8, metavar="N", help="nodes per proposal (%(default)s)"
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
+    parser.add_argument("--seed", type=int, metavar="S", help="the same seed, the same text")
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="M")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_target_options(parser, dtype="float32")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises ValueError for options that cannot be used."""
+    if not args.prompt.strip():
+        raise ValueError("prompt: is empty; give some text")
+    target = load_target(target_spec(args))
+    request = _request(args, target)
+    drafts = {}
+    if request.draft is not None:
+        spec = find_draft(request.draft)
+        threads = args.threads or os.cpu_count() or 1
+        draft = load_draft(spec, resolve(args.target), dtype=args.dtype, threads=threads)
+        drafts[request.draft] = InlineDraft(draft)
+    verifier = build_verifier(target, drafts, Limits(max_running=1))
+    done = run_requests(verifier, [request], on_delta=_ignore if args.json else _print)
+    completion = done.completions[0]
+    facts = _facts(completion, done.seconds, request.sampling.seed)
+    if args.json:
+        print(json.dumps(facts, ensure_ascii=False))
+    else:
+        print(flush=True)
+        print(_summary(facts), file=sys.stderr)
+    return 0
+
+
+def _request(args: argparse.Namespace, target: Target) -> GenerationRequest:
+    ids = chat_ids(target.tokenizer, args.prompt)
+    seed = secrets.randbits(63) if args.seed is None else args.seed
+    return GenerationRequest(
+        id="generate",
+        prompt=ids,
+        max_tokens=args.max_tokens,
+        sampling=SamplingParams(seed=seed, temperature=args.temperature, top_p=args.top_p),
+        draft=None if args.draft == PLAIN else args.draft,
+        budget=args.budget,
+    )
+
+
+def _ignore(delta: Delta) -> None:
+    """The whole answer is printed at the end."""
+
+
+def _print(delta: Delta) -> None:
+    print(delta.text, end="", flush=True)
+
+
+def _facts(completion: Completion, seconds: float, seed: int) -> dict[str, Any]:
+    stats = completion.stats
+    assert stats is not None
+    return {
+        "text": completion.text,
+        "tokens": completion.tokens,
+        "finish_reason": completion.finish_reason,
+        "seed": seed,
+        "tokens_per_second": len(completion.tokens) / seconds,
+        "draft": stats.draft,
+        "steps": stats.steps,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "tau": stats.tau,
+        "alpha": stats.alpha,
+    }
+
+
+def _summary(facts: dict[str, Any]) -> str:
+    return (
+        f"[{len(facts['tokens'])} tokens, {facts['tokens_per_second']:.1f} tokens/s, "
+        f"draft {facts['draft'] or PLAIN}, tau {facts['tau']:.2f}, "
+        f"{facts['accepted']} of {facts['drafted']} drafted tokens accepted, seed {facts['seed']}]"
+    )

@@ -1,0 +1,24 @@
+"""Options that several commands share."""
+
+import argparse
+
+from workers.engine.model import DTYPES
+from workers.engine.model_store import DEFAULT_TARGET
+from workers.target import TargetSpec
+
+
+def add_target_options(parser: argparse.ArgumentParser, *, dtype: str = "bfloat16") -> None:
+    """--target, --dtype, --device and --threads."""
+    parser.add_argument(
+        "--target",
+        default=DEFAULT_TARGET,
+        metavar="T",
+        help="a folder, a .gguf file or a Hugging Face hub name (default: %(default)s)",
+    )
+    parser.add_argument("--dtype", choices=list(DTYPES), default=dtype, help="default: %(default)s")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: all cores)")
+
+
+def target_spec(args: argparse.Namespace) -> TargetSpec:
+    return TargetSpec(model=args.target, dtype=args.dtype, device=args.device, threads=args.threads)

@@ -1,0 +1,130 @@
+"""`outrider prepare-draft`: make a draft for a target and a domain, from prompts alone.
+
+The target answers the prompts; what it said is what the draft learns.
+"""
+
+import argparse
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from deployments.commands.options import add_target_options, target_spec
+from deployments.prompt_file import PromptFile, chat_ids, read_prompts
+from workers.completion import Completion, run_requests
+from workers.engine.model_store import resolve
+from workers.engine.sampling import SamplingParams
+from workers.engine.vocabulary import vocabulary_of
+from workers.request import GenerationRequest
+from workers.scheduler import Limits
+from workers.target import Target, load_target
+from workers.training.ngram_table import ORDER, NgramTable
+from workers.verifier import build_verifier
+
+_DESCRIPTION = """\
+Make a draft for a target and a domain. The target answers the prompts of FILE, over and over with
+the given temperatures in turn, until it has said TOKENS tokens; the draft learns from what it said.
+An n-gram table learns its domain from little: 55,000 tokens are a start, 250,000 are good.
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "prepare-draft", help="make a draft for a target and a domain", description=_DESCRIPTION
+    )
+    parser.add_argument("--kind", choices=["ngram"], default="ngram", help="default: %(default)s")
+    parser.add_argument("--domain", required=True, metavar="NAME", help="what the draft is for")
+    parser.add_argument(
+        "--prompts", required=True, type=Path, metavar="FILE", help='JSON lines with a "prompt"'
+    )
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="folder that becomes the draft"
+    )
+    parser.add_argument("--tokens", type=int, default=55_000, help="default: %(default)s")
+    parser.add_argument(
+        "--max-tokens", type=int, default=160, metavar="M", help="most per answer (%(default)s)"
+    )
+    parser.add_argument(
+        "--temperatures", type=_temperatures, default=(0.0, 0.8), metavar="T,T", help="0,0.8"
+    )
+    parser.add_argument("--together", type=int, default=16, metavar="N", help="answers at a time")
+    parser.add_argument("--seed", type=int, default=0, help="order of prompts, and noise")
+    parser.add_argument("--source", default="", help="where the prompts are from, for the card")
+    add_target_options(parser)
+    parser.set_defaults(func=run)
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises ValueError for prompts or options that cannot be used."""
+    prompts = read_prompts(args.prompts)
+    vocabulary = vocabulary_of(resolve(args.target))
+    target = load_target(target_spec(args))
+    said = _answers(target, prompts, args)
+    card = {
+        "domain": args.domain,
+        "target": args.target,
+        "dtype": args.dtype,
+        "prompts": args.source or args.prompts.name,
+        "temperatures": list(args.temperatures),
+        "max_tokens": args.max_tokens,
+        "seed": args.seed,
+        "answers": len(said),
+        "tokens": sum(len(completion.tokens) for completion in said),
+    }
+    # The end of the prompt is context for the first tokens of the answer.
+    texts = [[*completion.request.prompt[-ORDER:], *completion.tokens] for completion in said]
+    NgramTable.build(texts, vocabulary, card).save(args.out)
+    print(f"{args.out}: {card['tokens']:,} tokens of {card['answers']:,} answers")
+    return 0
+
+
+def _answers(target: Target, prompts: PromptFile, args: argparse.Namespace) -> list[Completion]:
+    """Answers of the target until they hold enough tokens."""
+    said: list[Completion] = []
+    with tqdm(total=args.tokens, unit="tok", desc=f"{args.target} answers") as bar:
+        wanted = _until_enough(_requests(target, prompts, args), bar)
+
+        def note(completion: Completion) -> None:
+            said.append(completion)
+            bar.update(len(completion.tokens))
+
+        limits = Limits(max_running=args.together)
+        run_requests(
+            build_verifier(target, {}, limits), wanted, together=args.together, on_done=note
+        )
+    return sorted(said, key=lambda completion: int(completion.request.id))
+
+
+def _until_enough(
+    requests: Iterator[GenerationRequest], bar: "tqdm[None]"
+) -> Iterator[GenerationRequest]:
+    return (
+        request for request in iter(lambda: next(requests) if bar.n < bar.total else None, None)
+    )
+
+
+def _requests(
+    target: Target, prompts: PromptFile, args: argparse.Namespace
+) -> Iterator[GenerationRequest]:
+    """All prompts in random order, again and again, each time with the next temperature."""
+    order = random.Random(args.seed)
+    number = 0
+    while True:
+        for turn, prompt in enumerate(order.sample(prompts.prompts, len(prompts.prompts))):
+            ids = chat_ids(target.tokenizer, prompt)
+            room = target.context_length - len(ids)
+            if room < 1:
+                continue
+            temperature = args.temperatures[(number + turn) % len(args.temperatures)]
+            yield GenerationRequest(
+                id=str(number),
+                prompt=ids,
+                max_tokens=min(args.max_tokens, room),
+                sampling=SamplingParams(seed=args.seed + number, temperature=temperature),
+            )
+            number += 1

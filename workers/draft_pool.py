@@ -1,0 +1,132 @@
+"""All drafts as one: who asks whom, and what happens when one of them does not answer."""
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from workers.draft import DraftClient, DraftRequest, DraftUnavailable, DraftUpdate
+from workers.speculation.tree import Proposal
+
+logger = logging.getLogger("outrider.draft_pool")
+
+Waiter = Callable[[float], list[Proposal | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A sequence that wants a proposal: its tokens, at most `budget` nodes and `depth` levels."""
+
+    sequence: int
+    draft: str
+    tokens: Sequence[int]
+    budget: int
+    depth: int
+    seed: int
+
+
+class DraftPool:
+    """The pool members by name.
+
+    ratio: names of those verified by the ratio test; vocab_size: ids from here on are no tokens of
+    the target, and a proposal that holds one is thrown away.
+    faults counts, by draft, the proposals that were not had.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[str, DraftClient],
+        *,
+        vocab_size: int,
+        timeout_s: float,
+        ratio: Collection[str] = (),
+    ) -> None:
+        self._clients = dict(clients)
+        self._vocab_size = vocab_size
+        self._timeout_s = timeout_s
+        self._ratio = frozenset(ratio)
+        self.faults: Counter[str] = Counter()
+
+    def __contains__(self, draft: str) -> bool:
+        return draft in self._clients
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._clients)
+
+    def propose(self, askings: Sequence[Asking]) -> dict[int, Proposal]:
+        """Proposals by sequence: one call per draft, all its sequences at once.
+
+        A sequence without one decodes plainly in this step.
+        """
+        asked = [
+            (name, group, self._ask(name, group)) for name, group in _by_draft(askings).items()
+        ]
+        deadline = time.monotonic() + self._timeout_s
+        found: dict[int, Proposal] = {}
+        for name, group, waiter in asked:
+            if waiter is not None:
+                found.update(self._answers(name, group, waiter, deadline))
+        return found
+
+    def commit(self, draft: str, sequence: int, start: int, tokens: Sequence[int]) -> None:
+        """Tell a draft what the target said. One that is down is told everything later."""
+        if self._clients[draft].ready():
+            self._clients[draft].commit([DraftUpdate(sequence, start, tuple(tokens))])
+
+    def forget(self, draft: str, sequence: int) -> None:
+        if self._clients[draft].ready():
+            self._clients[draft].forget([sequence])
+
+    def _ask(self, name: str, group: Sequence[Asking]) -> Waiter | None:
+        client = self._clients[name]
+        if not client.ready():
+            return None
+        try:
+            return client.propose([self._request(asking) for asking in group])
+        except DraftUnavailable as error:
+            self._fault(name, error)
+            return None
+
+    def _request(self, asking: Asking) -> DraftRequest:
+        ratio_seed = asking.seed if asking.draft in self._ratio else None
+        return DraftRequest(
+            asking.sequence, len(asking.tokens), asking.budget, asking.depth, ratio_seed
+        )
+
+    def _answers(
+        self, name: str, group: Sequence[Asking], waiter: Waiter, deadline: float
+    ) -> dict[int, Proposal]:
+        try:
+            answers = waiter(max(0.0, deadline - time.monotonic()))
+        except DraftUnavailable as error:
+            self._fault(name, error)
+            return {}
+        found = {}
+        for asking, proposal in zip(group, answers, strict=True):
+            if proposal is None:  # it does not know the sequence: new, restarted, or it missed some
+                self.commit(name, asking.sequence, 0, asking.tokens)
+            elif self._fits(asking, proposal):
+                found[asking.sequence] = proposal
+            else:
+                self._fault(name, ValueError("it broke its budget, depth or vocabulary"))
+        return found
+
+    def _fits(self, asking: Asking, proposal: Proposal) -> bool:
+        tree = proposal.tree
+        return (
+            len(tree) <= asking.budget
+            and tree.gamma <= asking.depth
+            and max(tree.tokens, default=0) < self._vocab_size
+        )
+
+    def _fault(self, name: str, error: Exception) -> None:
+        self.faults[name] += 1
+        logger.warning("draft %s: %s; its sequences decode plainly", name, error)
+
+
+def _by_draft(askings: Sequence[Asking]) -> dict[str, list[Asking]]:
+    groups: dict[str, list[Asking]] = defaultdict(list)
+    for asking in askings:
+        groups[asking.draft].append(asking)
+    return groups

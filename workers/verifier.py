@@ -1,0 +1,266 @@
+"""The decode loop: drafts propose, the target checks all trees in one pass, the answers grow.
+
+The loop has a thread of its own. Other threads queue requests in and receive deltas through sinks,
+so nobody ever waits for a forward pass but the requests themselves.
+"""
+
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from torch import Tensor
+
+from workers.answer import Answer
+from workers.draft import DraftClient
+from workers.draft_pool import Asking, DraftPool
+from workers.engine.pack import Pack, Segment, chain_parents
+from workers.request import GenerationRequest
+from workers.scheduler import Limits, LiveSequence, Scheduler, Sink, Turn
+from workers.speculation.tree import Proposal
+from workers.target import Target
+from workers.verification import verify
+
+logger = logging.getLogger("outrider.verifier")
+
+
+class QueueFull(RuntimeError):
+    """Too many requests wait already. Try again later."""
+
+
+class EngineError(RuntimeError):
+    """The pass that this request was in failed. The request is over; others may go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """The verifier at one moment. draft_faults: proposals not had, by draft, since the start."""
+
+    running: int
+    waiting: int
+    kv_pages_in_use: int
+    kv_pages: int
+    steps: int
+    draft_faults: dict[str, int]
+
+
+class Verifier:
+    """Serves requests with one target and a pool of drafts.
+
+    `submit`, `cancel`, `gauges` and `healthy` may be called from any thread.
+    """
+
+    def __init__(self, target: Target, drafts: DraftPool, limits: Limits) -> None:
+        self._target = target
+        self._drafts = drafts
+        self._limits = limits
+        self._scheduler = Scheduler(target.pool, limits)
+        self._numbers = count()
+        self._steps = 0
+        self._failed = False
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        # Guards what other threads touch: new requests, cancellations, the wish to stop.
+        self._doorbell = threading.Condition()
+        self._arrived: list[LiveSequence] = []
+        self._cancelled: set[str] = set()
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One pass over everybody who can run; False when there is nobody."""
+        self._take_in()
+        turns = self._scheduler.turns()
+        if not turns:
+            return False
+        proposals = self._drafts.propose([a for turn in turns if (a := self._asking(turn))])
+        pack = Pack(tuple(self._segment(turn, proposals) for turn in turns))
+        logits = pack.split_rows(self._target.forward(pack))
+        for turn, rows in zip(turns, logits, strict=True):
+            self._settle(turn, proposals.get(turn.sequence.number, Proposal.empty()), rows)
+        self._steps += 1
+        return True
+
+    def _asking(self, turn: Turn) -> Asking | None:
+        """What to ask a draft for; the last token of an answer needs no guess."""
+        sequence, depth = turn.sequence, turn.sequence.answer.room - 1
+        if not turn.decodes or sequence.draft is None or depth < 1:
+            return None
+        request = sequence.request
+        return Asking(
+            sequence.number,
+            sequence.draft,
+            sequence.tokens,
+            request.budget,
+            depth,
+            request.sampling.seed,
+        )
+
+    def _segment(self, turn: Turn, proposals: Mapping[int, Proposal]) -> Segment:
+        """The turn's own tokens as a chain, and the proposal's tree below the last of them."""
+        number = turn.sequence.number
+        own = turn.sequence.tokens[turn.start : turn.stop]
+        tree = proposals.get(number, Proposal.empty()).tree
+        last = len(own) - 1
+        size = len(own) + len(tree)
+        self._target.pool.reserve(number, size)
+        return Segment(
+            tokens=(*own, *tree.tokens),
+            start=turn.start,
+            parents=(*chain_parents(len(own)), *(parent + 1 + last for parent in tree.parents)),
+            extents=self._target.pool.extents(number),
+            rows=tuple(range(last, size)) if turn.decodes else (),
+        )
+
+    def _settle(self, turn: Turn, proposal: Proposal, rows: Tensor) -> None:
+        """Verify, keep the accepted path's KV, and pass the new tokens on."""
+        sequence, own = turn.sequence, turn.stop - turn.start
+        if not turn.decodes:
+            self._target.commit(sequence.number, tuple(range(own)))
+            return
+        known = len(sequence.tokens)
+        verdict = verify(
+            proposal, rows, sequence.request.sampling, sequence.history, position=known
+        )
+        delta = sequence.answer.add(proposal.tree, verdict)
+        sequence.extend(delta)
+        if delta.finish_reason:
+            self._end(sequence)
+        else:
+            kept = (*range(own), *(own + node for node in verdict.path))
+            self._target.commit(sequence.number, kept)
+            if sequence.draft:
+                self._drafts.commit(sequence.draft, sequence.number, known, delta.tokens)
+        sequence.sink(delta)
+
+    def _take_in(self) -> None:
+        """Let arrivals join the line, the cancelled go, and the first in line run."""
+        with self._doorbell:
+            arrived, self._arrived = self._arrived, []
+            cancelled, self._cancelled = self._cancelled, set()
+        self._scheduler.waiting.extend(arrived)
+        everybody = [*self._scheduler.waiting, *self._scheduler.running.values()]
+        for sequence in everybody if cancelled else ():
+            if sequence.request.id in cancelled:
+                self._end(sequence)
+        for sequence in self._scheduler.admit():
+            if sequence.draft:
+                self._drafts.commit(sequence.draft, sequence.number, 0, sequence.tokens)
+
+    def _end(self, sequence: LiveSequence) -> None:
+        self._scheduler.leave(sequence)
+        if sequence.draft:
+            self._drafts.forget(sequence.draft, sequence.number)
+
+    # -- its thread ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Run the loop in a thread of its own until `stop`."""
+        assert self._thread is None, "the loop is already running"
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="decode-loop", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop and the target's other ranks; unfinished requests get an EngineError."""
+        with self._doorbell:
+            self._stopping = True
+            self._doorbell.notify()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._fail_all(EngineError("the verifier was stopped"))
+        self._target.close()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                busy = self.step()
+                self._failed = False
+            except Exception as error:  # one bad pass must not end the service
+                logger.exception("a pass failed")
+                self._failed = True
+                self._fail_all(EngineError(f"the forward pass failed: {error}"))
+                continue
+            if not busy:
+                self._wait()
+
+    def _wait(self) -> None:
+        with self._doorbell:
+            self._doorbell.wait_for(lambda: self._stopping or self._arrived or self._cancelled)
+
+    def _fail_all(self, error: EngineError) -> None:
+        with self._doorbell:
+            arrived, self._arrived = self._arrived, []
+        self._scheduler.waiting.extend(arrived)
+        for sequence in [*self._scheduler.running.values(), *self._scheduler.waiting]:
+            self._end(sequence)
+            sequence.sink(error)
+
+    # -- for other threads ---------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> None:
+        """Queue a request. The loop's thread calls `sink` with its deltas, or with an EngineError.
+
+        Raises QueueFull, or ValueError naming the field that cannot be served.
+        """
+        self._check(request)
+        answer = Answer(request, self._target.tokenizer, self._target.eos_token_ids)
+        sequence = LiveSequence(next(self._numbers), request, answer, sink)
+        self._scheduler.check(sequence)
+        with self._doorbell:
+            if len(self._arrived) + len(self._scheduler.waiting) >= self._limits.max_queued:
+                raise QueueFull(f"{self._limits.max_queued} requests wait already; try again later")
+            self._arrived.append(sequence)
+            self._doorbell.notify()
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request, known or not, from the next step on; its sink hears nothing more."""
+        with self._doorbell:
+            self._cancelled.add(request_id)
+            self._doorbell.notify()
+
+    def gauges(self) -> Gauges:
+        return Gauges(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting) + len(self._arrived),
+            kv_pages_in_use=self._target.pool.pages_in_use,
+            kv_pages=self._target.pool.pages,
+            steps=self._steps,
+            draft_faults=dict(self._drafts.faults),
+        )
+
+    def healthy(self) -> bool:
+        """Whether the loop is alive and its last pass went well."""
+        return self._thread is not None and self._thread.is_alive() and not self._failed
+
+    def _check(self, request: GenerationRequest) -> None:
+        request.sampling.check_vocabulary(self._target.vocab_size)
+        room = self._target.context_length - len(request.prompt)
+        if request.max_tokens > room:
+            raise ValueError(
+                f"max_tokens: {request.max_tokens} do not fit: the prompt has "
+                f"{len(request.prompt)} tokens and the context {self._target.context_length}"
+            )
+        if any(not 0 <= token < self._target.vocab_size for token in request.prompt):
+            raise ValueError(f"prompt: token ids must be from 0 to {self._target.vocab_size - 1}")
+        if request.draft is not None and request.draft not in self._drafts:
+            names = ", ".join(self._drafts.names()) or "no drafts"
+            raise ValueError(f"speculation.draft: no draft {request.draft!r}; there is: {names}")
+
+
+def build_verifier(
+    target: Target,
+    drafts: Mapping[str, DraftClient],
+    limits: Limits,
+    ratio: Collection[str] = (),
+) -> Verifier:
+    """A verifier over a target and named drafts; `ratio` names those verified by the ratio test."""
+    pool = DraftPool(
+        drafts,
+        vocab_size=target.vocab_size,
+        timeout_s=limits.draft_timeout_s,
+        ratio=ratio,
+    )
+    return Verifier(target, pool, limits)
