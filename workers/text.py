@@ -48,7 +48,10 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """Cuts text at the first stop string and holds back what may become one."""
+    """Cuts text at the stop string that is complete first, and holds back what may become one.
+
+    Complete first, not begun first: so it does not matter into which pieces the text is cut.
+    """
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
@@ -60,9 +63,9 @@ class StopMatcher:
         if self.matched:
             return ""
         self._held += text
-        found = [at for at in map(self._held.find, self._stop) if at >= 0]
+        found = [(at + len(s), at) for s in self._stop if (at := self._held.find(s)) >= 0]
         self.matched = bool(found)
-        safe = min(found) if found else len(self._held) - self._possible()
+        safe = min(found)[1] if found else len(self._held) - self._possible()
         out, self._held = self._held[:safe], self._held[safe:]
         return out
 
