@@ -42,7 +42,8 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _check(name, value, -2 <= value <= 2, "from -2 to 2")
-        _check("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "over 0")
+        rate = self.repetition_penalty  # further out, scores would leave float32
+        _check("repetition_penalty", rate, 0.01 <= rate <= 100, "from 0.01 to 100")
         for token, bias in self.logit_bias:
             _check("logit_bias", bias, token >= 0 and -100 <= bias <= 100, "from -100 to 100")
 
@@ -119,7 +120,9 @@ def law(
     if params.greedy:
         best = scores.argmax().reshape(1)
         return Law(best, torch.ones(1, dtype=torch.float64, device=best.device))
-    return _truncated(scores.double() / params.temperature, params)
+    # Taken from the best score, which stays 0: the least temperature makes no inf - inf.
+    scores = scores.double()
+    return _truncated((scores - scores.max()) / params.temperature, params)
 
 
 def greedy_tokens(logits: Tensor) -> list[int]:
