@@ -1,0 +1,183 @@
+"""Where answers end, what of a verdict belongs to them, and what is counted (cases 1 to 5, 28)."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tiny import EOS, tiny_tokenizer
+from workers.answer import Answer
+from workers.engine.sampling import SamplingParams
+from workers.request import Delta, GenerationRequest, SpeculationStats
+from workers.speculation.acceptance import Verdict, walk
+from workers.speculation.tree import TokenTree
+
+TOKENIZER = tiny_tokenizer()
+END = TOKENIZER.convert_tokens_to_ids(EOS)
+
+
+def encode(text: str) -> list[int]:
+    return list(TOKENIZER(text, add_special_tokens=False)["input_ids"])
+
+
+def answer(max_tokens: int = 50, stop: Sequence[str] = (), budget: int = 8) -> Answer:
+    request = GenerationRequest(
+        "r", (1,), max_tokens, SamplingParams(seed=0), tuple(stop), draft="d", budget=budget
+    )
+    return Answer(request, TOKENIZER, frozenset({END}))
+
+
+def whole_block(tokens: Sequence[int]) -> tuple[TokenTree, Verdict]:
+    """A chain of all but the last token, accepted whole; the last is the bonus."""
+    tree = TokenTree.chain(tokens[:-1])
+    return tree, Verdict(tuple(range(len(tree))), tokens[-1], bonus=True, tested=len(tree))
+
+
+def blocks(tokens: Sequence[int], gamma: int, wrong: int) -> list[tuple[TokenTree, Verdict]]:
+    """Proposals of `gamma` guesses each for a known output; guess number `wrong` of each is not it.
+
+    The output then repeats its last token, as a target would go on.
+    """
+    out, place = [], 0
+    while place < len(tokens):
+        rest = [*tokens[place:], *([tokens[-1]] * (gamma + 1))]
+        guesses = [t if n != wrong else t + 1 for n, t in enumerate(rest[:gamma])]
+        tree = TokenTree.chain(guesses)
+        verdict = walk(tree, lambda node, rest=rest: rest[node + 1])
+        out.append((tree, verdict))
+        place += len(verdict.path) + 1
+    return out
+
+
+def played(answer: Answer, steps: Sequence[tuple[TokenTree, Verdict]]) -> list[Delta]:
+    deltas = []
+    for tree, verdict in steps:
+        deltas.append(answer.add(tree, verdict))
+        if deltas[-1].finish_reason:
+            break
+    return deltas
+
+
+def text_of(deltas: Sequence[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+def tokens_of(deltas: Sequence[Delta]) -> tuple[int, ...]:
+    return tuple(token for delta in deltas for token in delta.tokens)
+
+
+def test_a_stop_before_the_cap_in_one_block_wins() -> None:
+    one = answer(max_tokens=4, stop=["c"])
+    delta = one.add(*whole_block(encode("abcxyz")))
+    assert (delta.text, delta.finish_reason) == ("ab", "stop")
+    assert TOKENIZER.decode(delta.tokens) == "abc"
+    assert delta.stats == SpeculationStats("d", 1, drafted=3, tested=3, accepted=3)
+
+
+def test_a_cap_before_the_stop_in_one_block_wins() -> None:
+    delta = answer(max_tokens=2, stop=["c"]).add(*whole_block(encode("abcxyz")))
+    assert (delta.text, delta.finish_reason, len(delta.tokens)) == ("ab", "length", 2)
+
+
+def test_a_stop_that_the_last_allowed_token_completes_is_a_stop() -> None:
+    delta = answer(max_tokens=3, stop=["c"]).add(*whole_block(encode("abcxyz")))
+    assert (delta.text, delta.finish_reason, len(delta.tokens)) == ("ab", "stop", 3)
+
+
+def test_an_accepted_eos_ends_the_answer_and_what_lies_behind_counts_nowhere() -> None:
+    one = answer()
+    delta = one.add(*whole_block([*encode("ab"), END, *encode("xyz")]))
+    assert (delta.text, delta.finish_reason) == ("ab", "stop")
+    assert delta.tokens == (*encode("ab"), END)
+    assert delta.stats == SpeculationStats("d", 1, drafted=3, tested=3, accepted=3)
+    assert one.stats.emitted == 3
+    assert one.stats.alpha == 1.0
+
+
+def test_an_eos_as_bonus_or_recovered_token_is_counted_as_such() -> None:
+    bonus = answer().add(*whole_block([*encode("ab"), END])).stats
+    assert bonus == SpeculationStats("d", 1, drafted=2, tested=2, accepted=2, bonus=1)
+    tree = TokenTree.chain(encode("ab"))
+    recovered = answer().add(tree, Verdict((0,), END, bonus=False, tested=2)).stats
+    assert recovered == SpeculationStats("d", 1, drafted=2, tested=2, accepted=1, recovered=1)
+
+
+def test_an_eos_flushes_what_was_held_back() -> None:
+    one = answer(stop=["\nEND"])
+    assert one.add(*whole_block(encode("a\nEN"))).text == "a"
+    assert one.add(TokenTree.empty(), Verdict((), END, True, 0)).text == "\nEN"
+
+
+def test_a_cut_character_that_completes_a_stop_is_a_stop() -> None:
+    one = answer(max_tokens=2, stop=["\N{REPLACEMENT CHARACTER}"])
+    delta = one.add(*whole_block(encode("好")))
+    assert (delta.text, delta.finish_reason) == ("", "stop")
+
+
+def test_branches_deeper_than_the_answer_are_not_counted_as_drafted() -> None:
+    tree = TokenTree.from_nodes([5, 6, 7, 8], [-1, -1, 0, 2])  # depths 1, 1, 2, 3
+    one = answer(max_tokens=2)
+    delta = one.add(tree, Verdict((0, 2, 3), 9, bonus=True, tested=3))
+    assert delta.stats == SpeculationStats("d", 1, drafted=3, tested=2, accepted=2)
+
+
+def test_no_budget_no_draft() -> None:
+    assert answer(budget=0).stats.draft is None
+    assert (answer().stats.tau, answer().stats.alpha) == (0.0, None)
+
+
+GREEDY = encode("the thing said: 你好, and on and on\n\n🦜 well then")
+
+
+def plain(max_tokens: int, stop: Sequence[str], tokens: Sequence[int]) -> list[Delta]:
+    one = answer(max_tokens, stop, budget=0)
+    return played(one, [(TokenTree.empty(), Verdict((), t, True, 0)) for t in tokens])
+
+
+@pytest.mark.parametrize("gamma", [1, 3])
+@pytest.mark.parametrize("wrong", [0, 2, 99])
+def test_a_stop_at_every_offset_cuts_as_plain_decoding_does(gamma: int, wrong: int) -> None:
+    whole = TOKENIZER.decode(GREEDY)
+    for at in range(2 * gamma + 12):
+        for size in (1, 2, 3):
+            stop = [whole[at : at + size]]
+            expected = plain(len(GREEDY), stop, GREEDY)
+            got = played(answer(len(GREEDY), stop), blocks(GREEDY, gamma, wrong))
+            assert text_of(got) == text_of(expected) == whole[: whole.index(stop[0])]
+            assert tokens_of(got) == tokens_of(expected)
+            assert got[-1].finish_reason == expected[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 6])
+def test_every_cap_is_met_exactly(gamma: int) -> None:
+    for cap in range(1, 2 * gamma + 3):
+        got = played(answer(cap), blocks(GREEDY, gamma, wrong=99))
+        assert tokens_of(got) == tuple(GREEDY[:cap])
+        assert text_of(got) == TOKENIZER.decode(GREEDY[:cap])
+        assert got[-1].finish_reason == "length"
+        assert got[-1].stats is not None
+        assert got[-1].stats.emitted == cap
+
+
+TOKENS = st.lists(st.integers(0, len(TOKENIZER) - 1), min_size=1, max_size=25)
+STOPS = st.lists(st.text("abit 好", min_size=1, max_size=3), max_size=2)
+
+
+@given(TOKENS, st.integers(1, 30), STOPS, st.integers(0, 5), st.integers(0, 6))
+def test_any_blocks_give_what_plain_decoding_gives_and_the_books_balance(
+    tokens: list[int], cap: int, stop: list[str], gamma: int, wrong: int
+) -> None:
+    """The cap may lie behind the known output; then the answer is not over, and both say so."""
+    one = answer(cap, stop)
+    got = played(one, blocks(tokens, gamma, wrong))
+    endless = [*tokens, *([tokens[-1]] * (gamma + 1))][: sum(len(d.tokens) for d in got)]
+    expected = plain(cap, stop, endless)
+    assert text_of(got) == text_of(expected)
+    assert tokens_of(got) == tokens_of(expected)
+    assert got[-1].finish_reason == expected[-1].finish_reason
+    stats = one.stats
+    assert stats.emitted == stats.accepted + stats.recovered + stats.bonus == len(tokens_of(got))
+    assert stats.accepted <= stats.tested <= stats.drafted
+    assert stats.steps == len(got)
+    assert [d.stats is not None for d in got] == [d.finish_reason is not None for d in got]
