@@ -7,7 +7,7 @@ with the likeliest paths stay (Li et al., EAGLE-2, 2024, section 4).
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from workers.engine.model import load_model
 from workers.engine.pack import Pack, Segment, chain_parents, tree_parents
 from workers.engine.runner import Runner
 from workers.engine.vocabulary import vocabulary_of
-from workers.sampled_proposal import comb_proposal
+from workers.sampled_proposal import Comb
 from workers.speculation.tree import Proposal, SparseLaw, TokenTree, level_order
 
 CHILDREN = 3
@@ -120,7 +120,7 @@ class LMDraft:
         answers = {r.sequence: Proposal.empty() for r in known}
         ready = self._catch_up(known)
         answers |= self._grow([r for r in ready if r.ratio_seed is None])
-        answers |= {r.sequence: self._sample(r) for r in ready if r.ratio_seed is not None}
+        answers |= self._sample([r for r in ready if r.ratio_seed is not None])
         return [answers.get(r.sequence) for r in requests]
 
     def _catch_up(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
@@ -159,9 +159,7 @@ class LMDraft:
 
     def _grow(self, requests: Sequence[DraftRequest]) -> dict[int, Proposal]:
         """Trees for all requests, one pass per level."""
-        trees = [
-            _Growing(r, min(r.depth, DEEPEST, self._context_length - r.length)) for r in requests
-        ]
+        trees = [_Growing(r, self._depth(r)) for r in requests]
         growing = [tree for tree in trees if tree.depth > 0 and tree.request.budget > 0]
         while growing:
             laws = self._laws([(t.request, t.tokens, t.parents, t.beam) for t in growing])
@@ -200,22 +198,30 @@ class LMDraft:
             self._pool.rollback(request.sequence)
         return [None if segment is None else next(parts) for segment in segments]
 
-    def _sample(self, request: DraftRequest) -> Proposal:
-        """A comb for the ratio test, one pass per level."""
-        room = self._context_length - request.length
+    def _sample(self, requests: Sequence[DraftRequest]) -> dict[int, Proposal]:
+        """Combs for the ratio test, one pass per level."""
+        combs = [Comb(replace(r, depth=self._depth(r)), CHILDREN) for r in requests]
+        while growing := [comb for comb in combs if comb.open]:
+            laws = self._laws(
+                [
+                    (c.request, c.path, chain_parents(len(c.path)), [len(c.path) - 1])
+                    for c in growing
+                ]
+            )
+            for comb, own in zip(growing, laws, strict=True):
+                comb.grow(None if own is None else _sparse(own[0]))
+        return {comb.request.sequence: comb.proposal() for comb in combs}
 
-        def law_at(path: tuple[int, ...]) -> SparseLaw | None:
-            if len(path) >= min(DEEPEST, room):
-                return None
-            last = len(path) - 1
-            (law,) = self._laws([(request, path, chain_parents(len(path)), [last])])
-            if law is None:
-                return None
-            top = law[0].topk(min(RATIO_TOKENS, self._vocab_size))
-            probs = (top.values.double() / top.values.double().sum()).tolist()
-            return SparseLaw(tuple(top.indices.tolist()), tuple(probs))
+    def _depth(self, request: DraftRequest) -> int:
+        """Levels that are worth it, and that this model's context has room for."""
+        return min(request.depth, DEEPEST, self._context_length - request.length)
 
-        return comb_proposal(request, CHILDREN, law_at)
+
+def _sparse(law: Tensor) -> SparseLaw:
+    """The likeliest tokens of a law [vocabulary], renormalised: exactly what is sampled from."""
+    top = law.topk(min(RATIO_TOKENS, len(law)))
+    probs = top.values.double() / top.values.double().sum()
+    return SparseLaw(tuple(top.indices.tolist()), tuple(probs.tolist()))
 
 
 def load_lm_draft(spec: DraftSpec, target: Path, *, dtype: str, threads: int) -> LMDraft:

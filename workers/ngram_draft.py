@@ -15,7 +15,7 @@ from pathlib import Path
 
 from workers.draft import DraftRequest, DraftSpec, DraftUpdate
 from workers.engine.vocabulary import vocabulary_of
-from workers.sampled_proposal import comb_proposal
+from workers.sampled_proposal import Comb
 from workers.speculation.tree import Proposal, SparseLaw, TokenTree, level_order
 from workers.training.ngram_table import ORDER, NgramTable
 
@@ -96,9 +96,7 @@ class NgramDraft:
             return None
         tail = tuple(known.tokens[-ORDER:])
         if request.ratio_seed is not None:
-            return comb_proposal(
-                request, CHILDREN, lambda path: self._law(known.index, (*tail, *path))
-            )
+            return self._sample(known.index, tail, request)
         return self._grow(known.index, tail, request.budget, request.depth)
 
     def _grow(self, index: LocalIndex, tail: tuple[int, ...], budget: int, depth: int) -> Proposal:
@@ -128,6 +126,12 @@ class NgramDraft:
         return Proposal(
             TokenTree.from_nodes(tokens, parents), tuple(confidence[node] for node in placed)
         )
+
+    def _sample(self, index: LocalIndex, tail: tuple[int, ...], request: DraftRequest) -> Proposal:
+        comb = Comb(request, CHILDREN)
+        while comb.open:
+            comb.grow(self._law(index, (*tail, *comb.path)))
+        return comb.proposal()
 
     def _guesses(self, index: LocalIndex, context: tuple[int, ...]) -> list[Guess]:
         """Up to CHILDREN tokens, those after longer matches first."""

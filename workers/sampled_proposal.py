@@ -8,52 +8,70 @@ holds `width` siblings drawn without replacement, only the first of which has ch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from random import Random
 
 from workers.draft import DraftRequest
 from workers.speculation.tree import Proposal, SparseLaw, TokenTree
 
-LawAt = Callable[[tuple[int, ...]], SparseLaw | None]
 
+class Comb:
+    """Grows level by level: ask `path`, find q after it, `grow` with that q, while it is `open`.
 
-def comb_proposal(request: DraftRequest, width: int, law_at: LawAt) -> Proposal:
-    """Sample a comb. `law_at(path)` is q after the path; None ends the comb there.
-
-    Noise: one generator per (seed, position), which the verifier's noise never touches.
+    Noise: one generator per seed and position, independent of what the verifier draws.
     """
-    assert request.ratio_seed is not None
-    tokens: list[int] = []
-    parents: list[int] = []
-    laws: list[SparseLaw] = []
-    confidence: list[float] = []
-    spine, path, reached = -1, (), 1.0
-    for level in range(request.depth):
-        room = min(width, request.budget - len(tokens))
-        law = law_at(path) if room > 0 else None
-        if law is None:
-            break
-        drawn = _without_replacement(law, room, _generator(request, level))
-        first = len(tokens)
-        for place in drawn:
-            tokens.append(law.ids[place])
-            parents.append(spine)
-            laws.append(law)
-            confidence.append(reached * law.probs[place])
-        spine, path, reached = first, (*path, tokens[first]), confidence[first]
-    return Proposal(TokenTree(tuple(tokens), tuple(parents)), tuple(confidence), tuple(laws))
+
+    def __init__(self, request: DraftRequest, width: int) -> None:
+        assert request.ratio_seed is not None
+        self.request = request
+        self.path: tuple[int, ...] = ()
+        self._width = width
+        self._ended = False
+        self._spine = -1
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._laws: list[SparseLaw] = []
+        self._confidence: list[float] = []
+
+    @property
+    def open(self) -> bool:
+        """Whether another level may follow."""
+        room = self.request.budget - len(self._tokens)
+        return not self._ended and room > 0 and len(self.path) < self.request.depth
+
+    def grow(self, q: SparseLaw | None) -> None:
+        """Draw the next level from q, the law after `path`; None, nothing is known there: end.
+
+        Ending because of what `path` holds is safe: its tokens are verified either way.
+        """
+        if q is None:
+            self._ended = True
+            return
+        size = min(self._width, self.request.budget - len(self._tokens))
+        reached = 1.0 if self._spine < 0 else self._confidence[self._spine]
+        first = len(self._tokens)
+        for place in _without_replacement(q, size, self._generator()):
+            self._tokens.append(q.ids[place])
+            self._parents.append(self._spine)
+            self._laws.append(q)
+            self._confidence.append(reached * q.probs[place])
+        self._spine = first
+        self.path = (*self.path, self._tokens[first])
+
+    def proposal(self) -> Proposal:
+        tree = TokenTree(tuple(self._tokens), tuple(self._parents))
+        return Proposal(tree, tuple(self._confidence), tuple(self._laws))
+
+    def _generator(self) -> Random:
+        # A string seed goes through SHA-512, so it has nothing in common with SplitMix64's noise.
+        position = self.request.length + len(self.path)
+        return Random(f"draft {self.request.ratio_seed} {position}")
 
 
-def _generator(request: DraftRequest, level: int) -> Random:
-    # A string seed goes through SHA-512: independent of the verifier's SplitMix64 streams.
-    return Random(f"draft {request.ratio_seed} {request.length + level}")
-
-
-def _without_replacement(law: SparseLaw, size: int, generator: Random) -> list[int]:
+def _without_replacement(q: SparseLaw, size: int, generator: Random) -> list[int]:
     """Places of up to `size` tokens: an exponential race, whose finishing order is such a draw."""
     times = [
         (-math.log(1.0 - generator.random()) / prob, place)
-        for place, prob in enumerate(law.probs)
+        for place, prob in enumerate(q.probs)
         if prob > 0
     ]
     return [place for _, place in sorted(times)[:size]]

@@ -1,0 +1,140 @@
+"""The first three tokens at temperature 1, over many seeds, follow the target's own law.
+
+The whole engine runs: scheduler, draft, packed passes, KV commit, verification. The expected counts
+come from transformers alone. `OUTRIDER_SEEDS=200000` runs the full-size test; by default it is
+a twentieth of that, which still sees a total variation of a few hundredths.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import chi2
+from tests.tiny import make_target, one_thread
+from transformers import LlamaForCausalLM
+
+from workers.completion import run_requests
+from workers.draft import DraftSpec, InlineDraft, load_draft
+from workers.engine.model import load_model
+from workers.engine.runner import Runner
+from workers.engine.sampling import SamplingParams
+from workers.lm_draft import KV_TOKENS, LMDraft
+from workers.request import GenerationRequest
+from workers.scheduler import Limits
+from workers.target import Target, TargetSpec, load_target
+from workers.verifier import build_verifier
+
+SEEDS = int(os.environ.get("OUTRIDER_SEEDS", "10000"))
+VOCABULARY = 6
+LENGTH = 3
+PROMPT = (1, 2, 3, 1, 2, 3, 1, 2)  # n-grams have something to say
+TOGETHER = 256
+# The seeds are fixed, so this either holds or it does not: no run is unlucky.
+SIGNIFICANCE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target of six tokens, and a draft with other weights."""
+    root = tmp_path_factory.mktemp("tiny vocabulary")
+    shape = {"vocab_size": VOCABULARY, "eos_token_id": None, "initializer_range": 0.25}
+    return (
+        make_target(root / "target", seed=0, **shape),
+        make_target(root / "draft", seed=1, **shape),
+    )
+
+
+@pytest.fixture(scope="module")
+def target(folders: tuple[Path, Path]) -> Iterator[Target]:
+    with one_thread():
+        spec = TargetSpec(str(folders[0]), dtype="float32", kv_tokens=32 * TOGETHER, threads=1)
+        yield load_target(spec)
+
+
+@pytest.fixture(scope="module")
+def law(folders: tuple[Path, Path]) -> dict[tuple[int, ...], float]:
+    """Probability of every text of three tokens, by transformers."""
+    model = LlamaForCausalLM.from_pretrained(folders[0], dtype=torch.float32).eval()
+    texts = list(product(range(VOCABULARY), repeat=LENGTH))
+    with torch.inference_mode():
+        logits = model(torch.tensor([PROMPT + text for text in texts])).logits.double()
+    steps = logits[:, len(PROMPT) - 1 : -1].softmax(-1)  # [texts, 3, vocabulary]
+    chosen = steps.gather(-1, torch.tensor(texts)[..., None])[..., 0].prod(-1)
+    return dict(zip(texts, chosen.tolist(), strict=True))
+
+
+def draft_of(kind: str, folders: tuple[Path, Path]) -> InlineDraft:
+    if kind == "ngram":
+        return InlineDraft(load_draft(DraftSpec("draft", "ngram"), folders[0]))
+    model = load_model(folders[1], dtype="float32", device=torch.device("cpu"))
+    return InlineDraft(
+        LMDraft("draft", Runner(model, KV_TOKENS), vocab_size=VOCABULARY, context_length=160)
+    )
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("kind", "verification", "budget"),
+    [
+        ("none", "invariant", 0),
+        ("ngram", "invariant", 5),
+        ("lm", "invariant", 6),
+        ("ngram", "ratio", 5),
+        ("lm", "ratio", 6),
+    ],
+)
+def test_texts_follow_the_target(
+    target: Target,
+    folders: tuple[Path, Path],
+    law: dict[tuple[int, ...], float],
+    kind: str,
+    verification: str,
+    budget: int,
+) -> None:
+    drafts = {} if kind == "none" else {"draft": draft_of(kind, folders)}
+    verifier = build_verifier(
+        target,
+        drafts,
+        Limits(max_running=TOGETHER, max_queued=TOGETHER, prefill_tokens=TOGETHER * len(PROMPT)),
+        ratio=["draft"] if verification == "ratio" else [],
+    )
+    requests = (
+        GenerationRequest(
+            id=str(seed),
+            prompt=PROMPT,
+            max_tokens=LENGTH,
+            sampling=SamplingParams(seed=seed),
+            draft="draft" if drafts else None,
+            budget=budget,
+        )
+        for seed in range(SEEDS)
+    )
+    run = run_requests(verifier, requests, together=TOGETHER)
+    if drafts:  # both outcomes of verification were really seen
+        assert run.total("accepted") > SEEDS / 10
+        assert run.total("recovered") > SEEDS / 10
+    seen = Counter(tuple(completion.tokens) for completion in run.completions)
+    assert p_value(seen, law) > SIGNIFICANCE
+
+
+def p_value(seen: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+    """Pearson's test; texts expected fewer than five times are one cell."""
+    cells = [(seen[text], SEEDS * prob) for text, prob in law.items() if SEEDS * prob >= 5]
+    rest = SEEDS - sum(count for count, _ in cells), SEEDS - sum(want for _, want in cells)
+    if rest[1] >= 5:
+        cells.append(rest)
+    statistic = sum((count - want) ** 2 / want for count, want in cells)
+    return float(chi2.sf(statistic, len(cells) - 1))
+
+
+def test_the_test_sees_a_small_deviation(law: dict[tuple[int, ...], float]) -> None:
+    """One text in fifty swapped for another: total variation about .02 must be rejected."""
+    seen = Counter({text: round(SEEDS * prob) for text, prob in law.items()})
+    (likeliest, _), (other, _) = seen.most_common(2)
+    seen[likeliest] -= SEEDS // 50
+    seen[other] += SEEDS // 50
+    assert p_value(seen, law) < SIGNIFICANCE
