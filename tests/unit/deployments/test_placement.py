@@ -6,6 +6,7 @@ import pytest
 
 from deployments.config import DEFAULT, OutriderConfig
 from deployments.placement import (
+    OVERHEAD_CPUS,
     Threads,
     actor_options,
     bundles,
@@ -51,10 +52,7 @@ def test_the_replica_asks_for_what_its_bundle_has() -> None:
 
 
 def test_the_default_fits_two_cores_with_the_router_and_the_ingress() -> None:
-    from deployments.app import INGRESS_CPUS, ROUTER_CPUS
-
-    needed = sum(bundle["CPU"] for bundle in bundles(DEFAULT)) + INGRESS_CPUS + ROUTER_CPUS
-    assert needed <= 2
+    assert sum(bundle["CPU"] for bundle in bundles(DEFAULT)) + OVERHEAD_CPUS <= 2
 
 
 @pytest.mark.parametrize(

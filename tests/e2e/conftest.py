@@ -1,0 +1,96 @@
+"""One Ray cluster for all end-to-end tests, and one server over a tiny target in it."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+from ray import serve
+from ray.serve.schema import LoggingConfig
+
+from deployments.app import build
+from deployments.config import OutriderConfig
+from tests.serving import busy, free_port, wait_until
+from tests.tiny import make_target
+
+QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
+CONTEXT = 1024
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[int]:
+    """A cluster that declares GPUs it does not have, and the port its servers listen on."""
+    port = free_port()
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    ray.init(
+        address="local",
+        num_cpus=8,
+        num_gpus=4,
+        object_store_memory=128 * 2**20,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _metrics_export_port=free_port(),
+    )
+    serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config=QUIET)
+    yield port
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def long_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target with room for streams that last a second or two."""
+    folder = tmp_path_factory.mktemp("models") / "long"
+    return make_target(folder, max_position_embeddings=CONTEXT)
+
+
+@pytest.fixture(scope="session")
+def settings(long_folder: Path) -> dict[str, Any]:
+    """`twin` is the target itself, so nearly all it drafts is accepted; `self` knows n-grams."""
+    return {
+        "target": {"model": str(long_folder), "kv_tokens": 16_384, "threads": 1},
+        "drafts": [
+            {"name": "self", "kind": "ngram"},
+            {"name": "twin", "kind": "lm", "layers": [0, 1]},
+        ],
+        "limits": {"max_running": 8, "max_queued": 8},
+        "speculation": {"draft_timeout_ms": 10_000},
+    }
+
+
+@pytest.fixture(scope="session")
+def deploy(cluster: int) -> Callable[..., str]:
+    """Starts a server; gives its URL."""
+
+    def deploy(settings: dict[str, Any], name: str) -> str:
+        prefix = f"/{name}"
+        app = build(OutriderConfig.model_validate(settings))
+        serve.run(app, name=name, route_prefix=prefix, logging_config=QUIET)
+        return f"http://127.0.0.1:{cluster}{prefix}"
+
+    return deploy
+
+
+@pytest.fixture(scope="module")
+def url(deploy: Callable[..., str], settings: dict[str, Any]) -> Iterator[str]:
+    """A server over the tiny target, for one module."""
+    yield deploy(settings, "tiny")
+    serve.delete("tiny")
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def idle(http: httpx.Client) -> Iterator[None]:
+    """Before and after the test nothing runs, nothing waits, and no page is taken."""
+    assert wait_until(lambda: busy(http) == (0, 0, 0))
+    yield
+    assert wait_until(lambda: busy(http) == (0, 0, 0)), busy(http)

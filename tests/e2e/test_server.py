@@ -1,0 +1,224 @@
+"""The whole line over HTTP: real actors, a real router, the official client, a tiny target."""
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.serving import chunks, processes, text_of, wait_until
+
+pytestmark = [pytest.mark.usefixtures("idle")]
+
+# The end of the text is a token like any other to a random model: these texts shall be long.
+ENDLESS = {"logit_bias": {"0": -100}}
+ASK = {"prompt": "the thing and the other thing and the", "temperature": 0, **ENDLESS}
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def complete(http: httpx.Client, **fields: Any) -> dict[str, Any]:
+    response = http.post("/v1/completions", json={**ASK, **fields})
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def plain(http: httpx.Client, **fields: Any) -> str:
+    return text_of(complete(http, **fields, speculation={"draft": "none"}))
+
+
+def streamed(http: httpx.Client, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """The joined text, and the last chunk."""
+    body = {**ASK, **fields, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        all_chunks = list(chunks(response))
+    return "".join(text_of(chunk) for chunk in all_chunks), all_chunks[-1]
+
+
+# -- the official client ---------------------------------------------------------------------------
+
+
+def test_chat_with_the_official_client(client: openai.OpenAI) -> None:
+    ask: Any = {"messages": [{"role": "user", "content": "Sing!"}], "model": "long", "seed": 5}
+    whole = client.chat.completions.create(**ask, max_tokens=40, extra_body=ENDLESS)
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 40
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + 40
+    assert whole.choices[0].finish_reason == "length"
+    stream = client.chat.completions.create(
+        **ask,
+        max_tokens=40,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body=ENDLESS,
+    )
+    *parts, last = list(stream)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == (
+        whole.choices[0].message.content
+    )
+    assert (last.choices, last.usage) == ([], whole.usage)
+    told: Any = parts[-1].model_extra
+    assert told["speculation"].keys() == {
+        "draft",
+        "reason",
+        "steps",
+        "drafted",
+        "accepted",
+        "tau",
+    }
+
+
+def test_completions_and_models_with_the_official_client(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["long"]
+    answer = client.completions.create(model="long", prompt="the", max_tokens=5, temperature=0)
+    parts = client.completions.create(
+        model="long", prompt="the", max_tokens=5, temperature=0, stream=True
+    )
+    assert "".join(part.choices[0].text for part in parts) == answer.choices[0].text
+
+
+def test_the_official_client_raises_its_own_errors(client: openai.OpenAI) -> None:
+    ask: Any = {"model": "long", "prompt": "the"}
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.completions.create(**ask, extra_body={"best_off": 3})
+    assert wrong.value.param == "best_off"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="the")
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model="long", prompt=[5] * 1024)
+    assert long.value.code == "context_length_exceeded"
+    assert client.completions.create(**ask, max_tokens=1).usage is not None
+
+
+# -- the text is the target's ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draft", ["self", "twin", "auto"])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_p": 0.95, "seed": 3}])
+def test_a_draft_changes_the_speed_and_not_the_text(
+    http: httpx.Client, draft: str, sampling: dict[str, Any]
+) -> None:
+    said = complete(http, max_tokens=120, **sampling, speculation={"draft": draft, "budget": 6})
+    assert text_of(said) == plain(http, max_tokens=120, **sampling)
+    assert said["usage"]["completion_tokens"] == 120
+    assert 0 <= said["speculation"]["accepted"] <= said["speculation"]["drafted"]
+
+
+def test_a_good_draft_saves_steps(http: httpx.Client) -> None:
+    told = complete(http, max_tokens=120, speculation={"draft": "twin"})["speculation"]
+    assert told["tau"] > 1.8
+    assert told["steps"] * told["tau"] == pytest.approx(120, abs=0.1)
+    assert told["draft"] == "twin"
+
+
+def test_the_router_says_why(http: httpx.Client) -> None:
+    told = complete(http, max_tokens=8)["speculation"]
+    assert told["draft"] in ("self", "twin")
+    assert told["reason"].partition(":")[0] in ("similar", "intent", "default")
+
+
+def test_eight_streams_at_once_each_say_what_they_say_alone(http: httpx.Client) -> None:
+    asks = [
+        {"prompt": f"{word} and", "max_tokens": 60 + number, "speculation": {"draft": draft}}
+        for number, (word, draft) in enumerate(
+            (word, draft) for word in ("the", "king", "sing", "你好") for draft in ("self", "twin")
+        )
+    ]
+    alone = [plain(http, prompt=ask["prompt"], max_tokens=ask["max_tokens"]) for ask in asks]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda ask: streamed(http, **ask)[0], asks))
+    assert together == alone
+
+
+def test_a_stop_string_ends_stream_and_answer_alike(http: httpx.Client) -> None:
+    text = plain(http, max_tokens=60)
+    stop = text[25:29]
+    cut = text[: text.index(stop)]
+    for draft in ("none", "self", "twin"):
+        wish = {"stop": [stop], "max_tokens": 60, "speculation": {"draft": draft}}
+        whole = complete(http, **wish)
+        assert (text_of(whole), whole["choices"][0]["finish_reason"]) == (cut, "stop")
+        joined, last = streamed(http, **wish)
+        assert (joined, last["choices"][0]["finish_reason"]) == (cut, "stop")
+
+
+def test_without_a_limit_the_answer_fills_the_context(http: httpx.Client) -> None:
+    said = complete(http, prompt=[5] * 900, speculation={"draft": "twin"})
+    assert said["usage"] == {
+        "prompt_tokens": 900,
+        "completion_tokens": 124,
+        "total_tokens": 1024,
+    }
+    assert said["choices"][0]["finish_reason"] == "length"
+
+
+# -- clients that leave, crowds, faults ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draft", ["none", "twin"])
+def test_a_client_that_leaves_gives_everything_back(http: httpx.Client, draft: str) -> None:
+    """The fixture `idle` looks afterwards; the next request is served at once."""
+    for _ in range(12):
+        body = {**ASK, "stream": True, "speculation": {"draft": draft}}
+        with http.stream("POST", "/v1/completions", json=body) as response:
+            next(response.iter_lines())
+    complete(http, max_tokens=1)
+
+
+def test_a_crowd_is_served_or_told_to_come_back(http: httpx.Client) -> None:
+    def ask(_number: int) -> httpx.Response:
+        return http.post("/v1/completions", json={**ASK, "max_tokens": 150})
+
+    with ThreadPoolExecutor(40) as pool:
+        answers = list(pool.map(ask, range(40)))
+    refused = [answer for answer in answers if answer.status_code == 503]
+    served = [answer for answer in answers if answer.status_code == 200]
+    assert len(refused) + len(served) == 40
+    assert len(served) >= 8
+    assert refused
+    for answer in refused:
+        assert answer.json()["error"]["type"] == "overloaded_error"
+        assert int(answer.headers["retry-after"]) >= 1
+    assert len({text_of(answer.json()) for answer in served}) == 1
+
+
+def kill_drafts() -> None:
+    victims = processes("ray::DraftWorker")
+    assert len(victims) == 2
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+
+
+def drafts(http: httpx.Client) -> tuple[set[str], dict[str, int]]:
+    status = http.get("/health").json()["verifier"]
+    return set(status["drafts"].values()), status["draft_faults"]
+
+
+def test_killing_the_drafts_in_the_middle_of_a_stream_changes_nothing(http: httpx.Client) -> None:
+    expected = plain(http, max_tokens=400)
+    body = {**ASK, "max_tokens": 400, "stream": True, "speculation": {"draft": "twin"}}
+    _, faults_before = drafts(http)
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        stream = chunks(response)
+        text = "".join(text_of(next(stream)) for _ in range(3))
+        kill_drafts()
+        text += "".join(text_of(chunk) for chunk in stream)
+    assert text == expected
+    _, faults = drafts(http)
+    assert faults["twin"] > faults_before.get("twin", 0)
+    # Whoever asks while they are away is answered too, ...
+    away = complete(http, max_tokens=50, speculation={"draft": "twin"})
+    assert expected.startswith(text_of(away).rstrip("\ufffd"))
+    # ... and they come back by themselves.
+    assert wait_until(lambda: drafts(http)[0] == {"ready"}, 60)
+    assert complete(http, max_tokens=50, speculation={"draft": "twin"})["speculation"]["tau"] > 1.8

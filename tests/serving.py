@@ -1,0 +1,61 @@
+"""Talking to a server under test, and looking at its processes."""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> bool:
+    """Whether it came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def busy(http: httpx.Client) -> tuple[int, int, int]:
+    """Requests running and waiting, and pages taken."""
+    status = http.get("/health").json()["verifier"]
+    return status["running"], status["waiting"], status["kv_pages_in_use"]
+
+
+def chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The events of a stream up to `[DONE]`, which must come."""
+    for line in response.iter_lines():
+        if line == "data: [DONE]":
+            return
+        if line:
+            yield json.loads(line.removeprefix("data: "))
+    raise AssertionError("the stream ended without [DONE]")
+
+
+def text_of(body: dict[str, Any]) -> str:
+    """Of a completion, or of one chunk of it."""
+    text: str = body["choices"][0]["text"]
+    return text
+
+
+def processes(title: str) -> list[int]:
+    """Ids of processes whose title starts so. Ray gives its actors `ray::` and their class."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if command.startswith(title.encode()):
+                found.append(int(entry.name))
+    return found
