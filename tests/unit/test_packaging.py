@@ -1,7 +1,11 @@
 """What is installed: every package is listed, and the lock covers what pyproject asks for."""
 
+import ast
 import re
+import sys
 import tomllib
+from collections.abc import Iterable
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -9,6 +13,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OURS = {"bench", "cache", "deployments", "drafts", "router", "tests", "workers"}
 DATA_PACKAGES = {"drafts"}  # weights and their cards, no code
 
 
@@ -17,6 +22,30 @@ def locked() -> dict[str, str]:
     lines += (ROOT / "requirements-no-deps.lock").read_text().splitlines()
     pins = [line.split("==") for line in lines if not line.startswith("#")]
     return {canonicalize_name(name): version for name, version in pins}
+
+
+def libraries(folders: Iterable[str]) -> set[str]:
+    """Names of the distributions that the Python files below `folders` import."""
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    tops = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names
+    owners = packages_distributions()
+    return {canonicalize_name(owners[top][0]) for top in tops - OURS}
+
+
+def declared(requirements: Iterable[str]) -> set[str]:
+    return {canonicalize_name(Requirement(each).name) for each in requirements}
+
+
+def test_what_is_imported_is_declared() -> None:
+    project = PYPROJECT["project"]
+    runtime = declared(project["dependencies"])
+    dev = declared(project["optional-dependencies"]["dev"])
+
+    assert libraries(OURS - {"tests", "drafts"}) - runtime == set()
+    assert libraries({"tests"}) - runtime - dev == set()
 
 
 def test_every_package_is_listed() -> None:
