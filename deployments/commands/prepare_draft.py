@@ -6,6 +6,7 @@ The target answers the prompts; what it said is what the draft learns.
 import argparse
 import random
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 from tqdm import tqdm
@@ -86,26 +87,19 @@ def run(args: argparse.Namespace) -> int:
 def _answers(target: Target, prompts: PromptFile, args: argparse.Namespace) -> list[Completion]:
     """Answers of the target until they hold enough tokens."""
     said: list[Completion] = []
-    with tqdm(total=args.tokens, unit="tok", desc=f"{args.target} answers") as bar:
-        wanted = _until_enough(_requests(target, prompts, args), bar)
+    with tqdm[None](total=args.tokens, unit="tok", desc=f"{args.target} answers") as bar:
 
         def note(completion: Completion) -> None:
             said.append(completion)
             bar.update(len(completion.tokens))
 
-        limits = Limits(max_running=args.together)
         run_requests(
-            build_verifier(target, {}, limits), wanted, together=args.together, on_done=note
+            build_verifier(target, {}, Limits(max_running=args.together)),
+            takewhile(lambda _: bar.n < args.tokens, _requests(target, prompts, args)),
+            together=args.together,
+            on_done=note,
         )
     return sorted(said, key=lambda completion: int(completion.request.id))
-
-
-def _until_enough(
-    requests: Iterator[GenerationRequest], bar: "tqdm[None]"
-) -> Iterator[GenerationRequest]:
-    return (
-        request for request in iter(lambda: next(requests) if bar.n < bar.total else None, None)
-    )
 
 
 def _requests(

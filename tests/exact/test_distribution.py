@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from scipy.stats import chi2
-from tests.tiny import make_target, one_thread
 from transformers import LlamaForCausalLM
 
+from tests.tiny import make_target, one_thread
 from workers.completion import run_requests
 from workers.draft import DraftSpec, InlineDraft, load_draft
 from workers.engine.model import load_model

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from workers.engine.attention import IMPLEMENTATION
 from workers.engine.packed_linear import can_pack, pack_linears
@@ -50,7 +50,9 @@ def load_model(
     if tensor_parallel == 1:
         model.to(device)  # type: ignore[arg-type]
         optimise(model)
-    return model.eval().requires_grad_(False)
+    model.requires_grad_(False)
+    model.eval()
+    return model
 
 
 def _keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:

@@ -1,0 +1,134 @@
+"""The default target, in float32: its text under speculation is its own, token for token.
+
+transformers is the oracle at temperature 0, plain decoding at every other. By default a few prompts
+and seeds; `OUTRIDER_PROMPTS=50 OUTRIDER_SEEDS_PER_TEXT=50` runs the full size.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import chain, product
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from deployments.prompt_file import chat_ids, read_prompts
+from workers.completion import run_requests
+from workers.draft import DraftSpec, InlineDraft, load_draft
+from workers.engine.model_store import DEFAULT_TARGET, resolve
+from workers.engine.sampling import SamplingParams
+from workers.request import GenerationRequest
+from workers.scheduler import Limits
+from workers.target import Target, TargetSpec, load_target
+from workers.verifier import Verifier, build_verifier
+
+EVAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "eval"
+PROMPTS = int(os.environ.get("OUTRIDER_PROMPTS", "4"))
+SEEDS = int(os.environ.get("OUTRIDER_SEEDS_PER_TEXT", "2"))
+LENGTH = int(os.environ.get("OUTRIDER_LENGTH", "24"))
+BATCH = 8
+
+pytestmark = [
+    pytest.mark.skipif(not EVAL.is_dir(), reason="needs the evaluation prompts, ../shared/data"),
+    pytest.mark.timeout(7200),
+]
+
+# The shipped lm is a tenth of the target's layers and nearly always wrong, which is the harder half
+# of the test. The deep one has most of its layers, so that some of its paths are accepted.
+DRAFTS = {
+    "ngram": DraftSpec("ngram", "ngram"),
+    "lm": DraftSpec("lm", "lm", layers=(0, 1, 28, 29)),
+    "deep": DraftSpec("deep", "lm", layers=(*range(26), 29)),
+}
+KINDS = ("ngram", "lm")
+BUDGETS = (1, 6, 24)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return load_target(TargetSpec(DEFAULT_TARGET, dtype="float32"))
+
+
+@pytest.fixture(scope="module")
+def prompts(target: Target) -> list[tuple[int, ...]]:
+    """Prompts of all four domains in turn."""
+    per_file = -(-PROMPTS // 4)
+    files = [
+        read_prompts(EVAL / f"{domain}.jsonl", per_file) for domain in ("code", "math", "en", "zh")
+    ]
+    mixed = chain.from_iterable(zip(*(file.prompts for file in files), strict=True))
+    return [chat_ids(target.tokenizer, prompt) for prompt in mixed][:PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def verifier(target: Target) -> Verifier:
+    folder, threads = resolve(DEFAULT_TARGET), os.cpu_count() or 1
+    drafts = {
+        name: InlineDraft(load_draft(spec, folder, dtype="float32", threads=threads))
+        for name, spec in DRAFTS.items()
+    }
+    return build_verifier(target, drafts, Limits(max_running=BATCH))
+
+
+def answers(
+    verifier: Verifier,
+    prompts: Sequence[tuple[int, ...]],
+    params: Sequence[SamplingParams],
+    *,
+    draft: str | None = None,
+    budget: int = 0,
+    together: int = BATCH,
+) -> list[list[int]]:
+    requests: Iterator[GenerationRequest] = (
+        GenerationRequest(str(number), ids, LENGTH, own, draft=draft, budget=budget)
+        for number, (ids, own) in enumerate(zip(prompts, params, strict=True))
+    )
+    run = run_requests(verifier, requests, together=together)
+    if budget:
+        assert run.total("drafted") > 0
+    return [completion.tokens for completion in run.completions]
+
+
+@pytest.fixture(scope="module")
+def greedy_by_transformers(prompts: list[tuple[int, ...]]) -> list[list[int]]:
+    model = AutoModelForCausalLM.from_pretrained(resolve(DEFAULT_TARGET), dtype=torch.float32)
+    found = []
+    for ids in prompts:
+        out = model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=LENGTH,
+            do_sample=False,
+        )
+        found.append(out[0, len(ids) :].tolist())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("draft", "budget"),
+    [(None, 0), ("deep", 6), *((kind, budget) for kind in KINDS for budget in BUDGETS)],
+)
+def test_greedy_text_is_that_of_transformers(
+    verifier: Verifier,
+    prompts: list[tuple[int, ...]],
+    greedy_by_transformers: list[list[int]],
+    draft: str | None,
+    budget: int,
+) -> None:
+    greedy = [SamplingParams(seed=0, temperature=0.0)] * len(prompts)
+    assert answers(verifier, prompts, greedy, draft=draft, budget=budget) == greedy_by_transformers
+
+
+@pytest.mark.parametrize("temperature", [0.8, 1.2])
+def test_a_seed_is_one_text(
+    verifier: Verifier, prompts: list[tuple[int, ...]], temperature: float
+) -> None:
+    seeds = [prompts[seed % len(prompts)] for seed in range(SEEDS)]
+    params = [
+        SamplingParams(seed=seed, temperature=temperature, top_p=0.95) for seed in range(SEEDS)
+    ]
+    plain = answers(verifier, seeds, params, together=1)
+    for draft, budget, together in product(KINDS, BUDGETS, (1, BATCH)):
+        found = answers(verifier, seeds, params, draft=draft, budget=budget, together=together)
+        assert found == plain, (draft, budget, together)
