@@ -37,9 +37,16 @@ def load_model(
     extra: dict[str, Any] = {}
     if tensor_parallel > 1:
         extra["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=tensor_parallel)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        path, dtype=kind, attn_implementation=IMPLEMENTATION, **extra
-    )
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path, dtype=kind, attn_implementation=IMPLEMENTATION, **extra
+        )
+    except KeyError as error:  # older model code has a table of attention classes of its own
+        if error.args != (IMPLEMENTATION,):
+            raise
+        raise ValueError(
+            "target: its model code does not let its attention be replaced; use another model"
+        ) from error
     if model._is_stateful:
         raise ValueError(
             f"target: {type(model).__name__} carries recurrent state, which cannot be rolled back "
@@ -63,6 +70,8 @@ def _keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
         raise ValueError(
             f"layers: the model has layers 0 to {text.num_hidden_layers - 1}, not {bad}"
         )
+    if len(set(layers)) < len(layers):
+        raise ValueError(f"layers: {list(layers)} names one twice; its KV would be overwritten")
     decoder = model.get_decoder()
     decoder.layers = nn.ModuleList([decoder.layers[layer] for layer in layers])
     for index, layer in enumerate(decoder.layers):
@@ -88,7 +97,9 @@ def check_config(config: PreTrainedConfig) -> None:
     text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError("target: encoder-decoder models are not supported; use a causal LM")
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"]) - {"full_attention"}
+    # Without a list of kinds, a window is every layer's.
+    window = ["sliding_attention"] if getattr(text, "sliding_window", None) else ["full_attention"]
+    kinds = set(getattr(text, "layer_types", None) or window) - {"full_attention"}
     if kinds:
         raise ValueError(
             f"target: layers of kind {', '.join(sorted(kinds))} cannot roll back a rejected guess; "

@@ -7,13 +7,14 @@ from transformers import PreTrainedModel
 from workers.engine.attention import AttentionPlan
 from workers.engine.kv_store import KVStore, PoolCache
 from workers.engine.model import kv_shape
-from workers.engine.pack import Pack
+from workers.engine.pack import Pack, Segment
 
 
 class Runner:
     """A model and the KV store it reads and writes.
 
-    `shards`: by how many ranks the KV heads are divided.
+    `shards`: by how many ranks the KV heads are divided. Raises ValueError for a model that this
+    engine cannot run, saying why.
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, *, shards: int = 1) -> None:
@@ -29,6 +30,19 @@ class Runner:
         self.store = KVStore(
             layers, slots, kv_heads // shards, head_dim, dtype=model.dtype, device=model.device
         )
+        self._probe()
+
+    def _probe(self) -> None:
+        """Run one token: what a model cannot do shows at load, not in somebody's request."""
+        try:
+            self.forward(Pack((Segment((0,), 0, (-1,), ((0, 1),), (0,)),)))
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"target: {type(self._model).__name__} does not run on this engine "
+                f"({type(error).__name__}: {error}); use a Llama, Qwen, Mistral or the like"
+            ) from error
 
     @torch.inference_mode()
     def forward(self, pack: Pack) -> Tensor:
