@@ -18,6 +18,7 @@ def build_router(
     max_entries: int = 8192,
     namespace: str = "default",
     threads: int = 1,
+    redis_timeout_s: float = 0.05,
 ) -> Router:
     """Load MiniLM (several seconds, some 400 MB) and assemble a router around it.
 
@@ -29,21 +30,24 @@ def build_router(
         max_entries: prompts remembered; a matrix row of 2 kB each.
         namespace: name the target in it: speeds under one target say nothing about another's.
         threads: of torch, for this whole process.
+        redis_timeout_s: for each answer; no decision waits for it, only the recording of outcomes.
 
     Raises:
         ValueError: for a pool whose names clash, limits that make no sense, or a URL that is none.
     """
     check_pool(candidates)  # mistakes first: loading takes a while
-    cache = _build_cache(redis_url, namespace, MiniLMFingerprinter.dim, ttl_s, max_entries)
+    dim = MiniLMFingerprinter.dim
+    cache: SimilarityCache = (
+        LocalSimilarityCache(dim=dim, ttl_s=ttl_s, max_entries=max_entries)
+        if redis_url is None
+        else RedisSimilarityCache(
+            redis_url,
+            namespace=namespace,
+            dim=dim,
+            ttl_s=ttl_s,
+            max_entries=max_entries,
+            timeout_s=redis_timeout_s,
+        )
+    )
     fingerprinter, intent = MiniLMFingerprinter(threads), IntentModel.load()
     return Router(candidates, fingerprinter, intent, cache, threshold=threshold)
-
-
-def _build_cache(
-    redis_url: str | None, namespace: str, dim: int, ttl_s: float, max_entries: int
-) -> SimilarityCache:
-    if redis_url is None:
-        return LocalSimilarityCache(dim=dim, ttl_s=ttl_s, max_entries=max_entries)
-    return RedisSimilarityCache(
-        redis_url, namespace=namespace, dim=dim, ttl_s=ttl_s, max_entries=max_entries
-    )

@@ -64,14 +64,17 @@ class Fingerprinter(Protocol):
 
 
 def text_of(request: RouteRequest) -> str:
-    """What of a request is looked at: the query, then the beginning of its context."""
-    query = request.query[:QUERY_CHARACTERS]
-    return "\n".join(part for part in (query, request.context[:CONTEXT_CHARACTERS]) if part)
+    """What of a request is looked at: the query, then the beginning of its context.
+
+    Half a surrogate pair, which JSON can carry and no encoder takes, becomes a question mark.
+    """
+    parts = (request.query[:QUERY_CHARACTERS], request.context[:CONTEXT_CHARACTERS])
+    return "\n".join(filter(None, parts)).encode(errors="replace").decode()
 
 
 def key_of(text: str) -> str:
     """The same text has the same key in every replica, so its outcomes meet in one entry."""
-    return hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def character_vector(text: str) -> Vector:
@@ -80,7 +83,7 @@ def character_vector(text: str) -> Vector:
     grams = [*squeezed, *map("".join, zip(squeezed, squeezed[1:], strict=False))]
     sums = np.zeros(CHARACTER_DIM, np.float32)
     for gram in grams:
-        hashed = zlib.crc32(gram.encode(errors="replace"))
+        hashed = zlib.crc32(gram.encode())
         sums[(hashed >> 1) % CHARACTER_DIM] += 1 if hashed & 1 else -1
     norm = float(np.linalg.norm(sums))
     return sums / np.float32(norm) if norm else sums

@@ -5,6 +5,8 @@ accuracy measured and a line of attribution for each source that was used.
 """
 
 import argparse
+import ast
+import importlib.util
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -38,7 +40,19 @@ called English. Chosen with the L2 penalty on the held-out prompts and a look at
 prompts' errors of that kind.
 """
 
+# Modules whose functions stand for pasted code, which prompts that ask for code hardly hold.
+# fmt: off
+STANDARD_LIBRARY = (
+    "argparse", "bisect", "calendar", "csv", "difflib", "fractions", "functools", "glob", "heapq",
+    "inspect", "json.decoder", "json.encoder", "optparse", "queue", "random", "sched", "shlex",
+    "shutil", "socketserver", "statistics", "string", "tempfile", "textwrap", "threading", "timeit",
+    "tokenize", "uuid", "zipfile",
+)
+# fmt: on
+
+SNIPPET_LINES = 20  # a longer function is cut
 ATTRIBUTION = {
+    "python": "the Python standard library's source, as pasted code (PSF-2.0)",
     "mbpp-train": "MBPP, google-research (CC BY 4.0)",
     "exercism": "exercism/problem-specifications (MIT)",
     "nl2bash": "nl2bash, TellinaTool (MIT)",
@@ -78,7 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read, embed, fit, measure, write."""
     options = _parser().parse_args(arguments)
     fingerprinter = MiniLMFingerprinter(options.threads)
-    train = read_examples(options.data / "train", LABELS, fingerprinter)
+    train = read_examples(options.data / "train", LABELS, fingerprinter) + pasted_code(
+        fingerprinter
+    )
     unseen = read_examples(options.data / "eval", (*LABELS, OTHER), fingerprinter)
     kept, held_out = train_test_split(
         train, test_size=0.2, random_state=0, stratify=[example.label for example in train]
@@ -101,16 +117,19 @@ def read_examples(
     Raises:
         ValueError: for a folder that lacks one of the files.
     """
-    rows = [(label, row) for label in labels for row in _read_lines(folder / f"{label}.jsonl")]
-    return [
-        Example(
-            label=label,
-            source=row["id"].partition(":")[0],
-            text=(text := text_of(RouteRequest(row["prompt"], ""))),
-            vector=fingerprinter.embed(text).vector,
-        )
-        for label, row in tqdm(rows, desc=f"embedding {folder.name}", unit="prompt")
+    rows = [
+        (label, row["id"].partition(":")[0], row["prompt"])
+        for label in labels
+        for row in _read_lines(folder / f"{label}.jsonl")
     ]
+    return _embed(rows, f"embedding {folder.name}", fingerprinter)
+
+
+def pasted_code(fingerprinter: MiniLMFingerprinter) -> list[Example]:
+    """Functions of the standard library, each whole (to a limit) and as three lines of its body."""
+    snippets = [snippet for module in STANDARD_LIBRARY for snippet in _functions(module)]
+    rows = [("code", "python", text) for text in snippets]
+    return _embed(rows, "embedding code", fingerprinter)
 
 
 def fit(examples: Sequence[Example]) -> IntentModel:
@@ -172,6 +191,8 @@ draft made for that kind of text. Multinomial logistic regression over {features
 by the share of the prompt that MiniLM can read. Weights only; no prompt is stored. Written by
 `python -m router.fit_intent`: do not edit.
 
+Prompts *ask* for code; the standard library's functions stand for code that is pasted.
+
 Fitted on {count} prompts, classes weighted equally, L2 penalty {penalty:.0f} on standardised
 features, script features enlarged {script_weight:.0f} times. "Sure" is a probability of at least
 {sure}; below it the router does not act on the guess.
@@ -202,7 +223,7 @@ Of {other_size} short everyday requests in English, a kind of text without a cla
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m router.fit_intent",
-        description="Fit the router's intent classifier and write it with its card (3 minutes).",
+        description="Fit the router's intent classifier and write it with its card (5 minutes).",
     )
     parser.add_argument(
         "--data",
@@ -221,7 +242,31 @@ def _parser() -> argparse.ArgumentParser:
 def _read_lines(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         raise ValueError(f"--data: {path} is missing")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def _functions(module: str) -> list[str]:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None, f"{module} has no source file"
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    lines = source.splitlines()
+    snippets = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and len(node.body) > 2:
+            end = min(node.end_lineno or node.lineno, node.lineno + SNIPPET_LINES)
+            snippets.append("\n".join(lines[node.lineno - 1 : end]))
+            snippets.append("\n".join(lines[end - 3 : end]).strip())
+    return snippets
+
+
+def _embed(
+    rows: Sequence[tuple[str, str, str]], what: str, fingerprinter: MiniLMFingerprinter
+) -> list[Example]:
+    examples = []
+    for label, source, prompt in tqdm(rows, desc=what, unit="prompt"):
+        text = text_of(RouteRequest(prompt, ""))
+        examples.append(Example(label, source, text, fingerprinter.embed(text).vector))
+    return examples
 
 
 def _score(model: IntentModel, label: str, examples: Sequence[Example]) -> Score:
