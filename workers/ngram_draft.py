@@ -1,7 +1,9 @@
 """The `ngram` draft: it has seen these tokens before, in this request or in its domain.
 
-After a context of up to six tokens it proposes what followed the longest match, backing off to
-shorter ones, and grows the tree where the whole path is likeliest to be accepted.
+After a context of up to six tokens it knows what followed the longest match, and the shorter ones.
+Prediction by partial matching blends them: a context is trusted as far as its followers repeat
+(Witten and Bell, 1991: escape with distinct / (total + distinct)), the rest goes to the shorter
+one. So a guess has a probability, and the tree grows where the whole path is likeliest.
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ from workers.draft import DraftRequest, DraftSpec, DraftUpdate
 from workers.engine.vocabulary import vocabulary_of
 from workers.sampled_proposal import Comb
 from workers.speculation.tree import Proposal, SparseLaw, TokenTree, level_order
-from workers.training.ngram_table import ORDER, NgramTable
+from workers.training.ngram_table import ORDER, Followers, NgramTable
 
-# How often the next token is among those seen after a match of 0, 1, ... 6 tokens.
-HIT_RATE = (0.0, 0.21, 0.36, 0.47, 0.55, 0.60, 0.74)
 # One occurrence in the request itself says as much as this many in the table.
-LOCAL_WEIGHT = 4
-CHILDREN = 3
+LOCAL_WEIGHT = 8
+CHILDREN = 4
 # A path less likely than this is not worth a row of the verify pass.
 LEAST_CONFIDENCE = 0.02
-MOST_CONFIDENCE = 0.98
+# Shorter contexts are not looked at once this little is left to them.
+NEGLIGIBLE = 0.02
+NOTHING = Followers(total=0, distinct=0, likeliest=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,15 @@ class LocalIndex:
         for order in range(1, min(ORDER, place) + 1):
             self._counts[order - 1][tuple(tokens[place - order : place])][tokens[place]] += 1
 
-    def counts(self, context: tuple[int, ...]) -> Iterator[Counter[int] | None]:
-        """After the last 1, 2, ... tokens of `context`."""
+    def followers(self, context: tuple[int, ...]) -> list[Followers]:
+        """After the last 1, 2, ... tokens of `context`, as far as they occur."""
+        found = []
         for order in range(1, len(context) + 1):
-            yield self._counts[order - 1].get(context[-order:])
+            counts = self._counts[order - 1].get(context[-order:])
+            if counts is None:
+                break
+            found.append(Followers(counts.total(), len(counts), tuple(counts.items())))
+        return found
 
 
 @dataclass(slots=True)
@@ -134,33 +141,33 @@ class NgramDraft:
         return comb.proposal()
 
     def _guesses(self, index: LocalIndex, context: tuple[int, ...]) -> list[Guess]:
-        """Up to CHILDREN tokens, those after longer matches first."""
-        guesses: dict[int, float] = {}
-        for order, counts in self._matches(index, context):
-            total = sum(counts.values())
-            for token, times in counts.most_common(CHILDREN):
-                share = HIT_RATE[order] * times / total
-                guesses.setdefault(token, min(share, MOST_CONFIDENCE))
-            if len(guesses) >= CHILDREN:
+        """The CHILDREN likeliest next tokens, likeliest first."""
+        probabilities: dict[int, float] = defaultdict(float)
+        left = 1.0
+        for local, table in self._matches(index, context):
+            total = LOCAL_WEIGHT * local.total + table.total
+            scale = left / (total + local.distinct + table.distinct)
+            for token, times in local.likeliest:
+                probabilities[token] += scale * LOCAL_WEIGHT * times
+            for token, times in table.likeliest:
+                probabilities[token] += scale * times
+            left -= scale * total
+            if left < NEGLIGIBLE:
                 break
-        return [Guess(token, share) for token, share in list(guesses.items())[:CHILDREN]]
+        likeliest = sorted(probabilities.items(), key=lambda item: -item[1])
+        return [Guess(token, probability) for token, probability in likeliest[:CHILDREN]]
 
     def _matches(
         self, index: LocalIndex, context: tuple[int, ...]
-    ) -> Iterator[tuple[int, Counter[int]]]:
-        """(order, counts) from the longest match down, request and table counted together."""
-        table = self._table.counts(context) if self._table else []
-        local = list(index.counts(context))
-        for order in range(len(context), 0, -1):
-            mine = local[order - 1]
-            domain = table[order - 1] if order <= len(table) else None
-            if mine:
-                weighted = Counter({token: LOCAL_WEIGHT * n for token, n in mine.items()})
-                if domain:
-                    weighted.update(domain)
-                yield order, weighted
-            elif domain:
-                yield order, domain
+    ) -> Iterator[tuple[Followers, Followers]]:
+        """(in the request, in the table) of the longest match and of all shorter ones."""
+        table = self._table.followers(context) if self._table else []
+        local = index.followers(context)
+        for order in range(max(len(table), len(local)), 0, -1):
+            yield (
+                local[order - 1] if order <= len(local) else NOTHING,
+                table[order - 1] if order <= len(table) else NOTHING,
+            )
 
     def _law(self, index: LocalIndex, context: tuple[int, ...]) -> SparseLaw | None:
         """q for the ratio test: the guesses, renormalised; None where nothing is known."""

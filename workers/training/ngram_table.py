@@ -10,6 +10,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,17 @@ _TOKENS = "tokens.npz"
 _CONFIG = "config.json"
 # Short contexts occur thousands of times; this many evenly spaced occurrences estimate the counts.
 _COUNTED = 2048
+# Followers of a context that are told apart; a proposal never has as many children.
+_LIKELIEST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Followers:
+    """What followed a context: how many tokens, how many different ones, and the most frequent."""
+
+    total: int
+    distinct: int
+    likeliest: tuple[tuple[int, int], ...]  # (token, times), most frequent first
 
 
 class NgramTable:
@@ -41,7 +53,7 @@ class NgramTable:
         # array, not numpy: bisect probes single elements, which arrays hand out 4 times faster.
         self._columns = [array("i", column.tobytes()) for column in columns]
         self._following = following
-        self._count_range = lru_cache(maxsize=1 << 14)(self._count)
+        self._range = lru_cache(maxsize=1 << 14)(self._count)
 
     @classmethod
     def build(
@@ -87,11 +99,8 @@ class NgramTable:
         """Number of learned tokens."""
         return int((self._tokens != _BREAK).sum())
 
-    def counts(self, context: Sequence[int]) -> list[Counter[int]]:
-        """Next-token counts after the last 1, 2, ... tokens of `context`, as far as they occur.
-
-        The counters are shared: do not change them.
-        """
+    def followers(self, context: Sequence[int]) -> list[Followers]:
+        """What followed the last 1, 2, ... tokens of `context`, as far as they occur."""
         found = []
         low, high = 0, len(self._following)
         for column, token in zip(self._columns, reversed(context), strict=False):
@@ -101,12 +110,13 @@ class NgramTable:
             )
             if low == high:
                 break
-            found.append(self._count_range(low, high))
+            found.append(self._range(low, high))
         return found
 
-    def _count(self, low: int, high: int) -> Counter[int]:
+    def _count(self, low: int, high: int) -> Followers:
         step = -(-(high - low) // _COUNTED)
-        return Counter(self._following[low:high:step].tolist())
+        counts = Counter(self._following[low:high:step].tolist())
+        return Followers(counts.total(), len(counts), tuple(counts.most_common(_LIKELIEST)))
 
 
 def _sorted_contexts(
