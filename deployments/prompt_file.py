@@ -21,7 +21,8 @@ def read_prompts(path: Path, limit: int | None = None) -> PromptFile:
     """
     if not path.is_file():
         raise ValueError(f"prompts: there is no file {path}")
-    lines = path.read_text(encoding="utf-8").splitlines()
+    # Not splitlines: a JSON string may hold separators that Unicode counts as line ends.
+    lines = path.read_text(encoding="utf-8").split("\n")
     prompts = [
         _prompt(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()
     ]
