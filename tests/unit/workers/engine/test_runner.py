@@ -1,0 +1,213 @@
+"""Packed passes against transformers' own eager attention, one root-to-node path at a time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
+
+from cache.kv_pool import KVPool
+from tests.tiny import make_target, tiny_config
+from workers.engine.model import load_model
+from workers.engine.pack import Pack, Segment, chain_parents
+from workers.engine.runner import Runner
+
+CPU = torch.device("cpu")
+PAGE = 4
+SLOTS = 400
+VOCABULARY = 80
+CLOSE = {"rtol": 0.0, "atol": 1e-5}
+
+pytestmark = pytest.mark.usefixtures("single_thread")
+
+
+@dataclass
+class Engine:
+    """A runner, its book of slots, and the same model as transformers would run it."""
+
+    runner: Runner
+    eager: Any
+    pool: KVPool = field(default_factory=lambda: KVPool(SLOTS // PAGE, PAGE))
+
+    def dense(self, tokens: Sequence[int]) -> Tensor:
+        """Logits after every token of a sequence on its own: [tokens, vocabulary]."""
+        with torch.inference_mode():
+            logits: Tensor = self.eager(torch.tensor([list(tokens)])).logits[0]
+        return logits
+
+    def segment(
+        self, sequence: int, tokens: Sequence[int], parents: Sequence[int], rows: Sequence[int]
+    ) -> Segment:
+        self.pool.reserve(sequence, len(tokens))
+        return Segment(
+            tuple(tokens),
+            self.pool.committed(sequence),
+            tuple(parents),
+            self.pool.extents(sequence),
+            tuple(rows),
+        )
+
+    def commit(self, sequence: int, keep: Sequence[int]) -> bool:
+        """Whether anything had to be moved."""
+        moves = self.pool.commit(sequence, keep)
+        if moves.sources:
+            self.runner.store.move(moves.sources, moves.targets)
+        return bool(moves.sources)
+
+    def prefill(self, sequence: int, tokens: Sequence[int]) -> Tensor:
+        chunk = self.segment(sequence, tokens, chain_parents(len(tokens)), range(len(tokens)))
+        logits = self.runner.forward(Pack((chunk,)))
+        self.commit(sequence, range(len(tokens)))
+        return logits
+
+    def clear(self) -> None:
+        for sequence in self.pool.sequences():
+            self.pool.close(sequence)
+
+
+@pytest.fixture(scope="module")
+def engine_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Engine]:
+    made: dict[int, Engine] = {}
+
+    def make(kv_heads: int) -> Engine:
+        if kv_heads not in made:
+            folder = make_target(
+                tmp_path_factory.mktemp("models") / str(kv_heads),
+                vocab_size=VOCABULARY,
+                num_key_value_heads=kv_heads,
+                max_position_embeddings=SLOTS,
+                initializer_range=0.2,  # logits of size 1: the tolerance is absolute
+            )
+            eager = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+            runner = Runner(load_model(folder, dtype="float32", device=CPU), SLOTS)
+            made[kv_heads] = Engine(runner, eager.eval())
+        made[kv_heads].clear()
+        return made[kv_heads]
+
+    return make
+
+
+TOKEN = st.integers(0, VOCABULARY - 1)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Tokens and parents of a root token with any tree below it."""
+    size = draw(st.integers(1, 10))
+    parents = [-1, *(draw(st.integers(0, node - 1)) for node in range(1, size))]
+    return draw(st.lists(TOKEN, min_size=size, max_size=size)), parents
+
+
+def line(parents: Sequence[int], node: int) -> list[int]:
+    return [] if node < 0 else [*line(parents, parents[node]), node]
+
+
+SEQUENCES = st.lists(st.tuples(st.lists(TOKEN, max_size=20), trees()), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@given(sequences=SEQUENCES, pieces=st.integers(3, 9), data=st.data())
+@settings(max_examples=15)
+def test_every_path_of_every_tree_is_as_if_it_ran_alone(
+    engine_with: Callable[..., Engine],
+    kv_heads: int,
+    sequences: list[tuple[list[int], tuple[list[int], list[int]]]],
+    pieces: int,
+    data: st.DataObject,
+) -> None:
+    engine = engine_with(kv_heads)
+    for number in range(len(sequences)):
+        engine.pool.open(number)
+    # Prompts grow in turns, so that the sequences' pages lie scattered among each other.
+    logits: dict[int, list[Tensor]] = {number: [] for number in range(len(sequences))}
+    for start in range(0, 20, pieces):
+        for number, (prompt, _) in enumerate(sequences):
+            if chunk := prompt[start : start + pieces]:
+                logits[number].append(engine.prefill(number, chunk))
+    for number, (prompt, _) in enumerate(sequences):
+        if prompt:
+            torch.testing.assert_close(torch.cat(logits[number]), engine.dense(prompt), **CLOSE)
+    pack = Pack(
+        tuple(
+            engine.segment(number, tokens, parents, range(len(tokens)))
+            for number, (_, (tokens, parents)) in enumerate(sequences)
+        )
+    )
+    parts = pack.split_rows(engine.runner.forward(pack))
+    for (prompt, (tokens, parents)), part in zip(sequences, parts, strict=True):
+        for leaf in set(range(len(tokens))) - set(parents):
+            path = line(parents, leaf)
+            expected = engine.dense([*prompt, *(tokens[node] for node in path)])
+            torch.testing.assert_close(part[path], expected[len(prompt) :], **CLOSE)
+
+    # One path stays; what follows it must see that path and nothing else.
+    for number, (prompt, (tokens, parents)) in enumerate(sequences):
+        kept = line(parents, data.draw(st.integers(0, len(tokens) - 1)))
+        engine.commit(number, kept)
+        after = engine.prefill(number, [7])
+        whole = [*prompt, *(tokens[step] for step in kept), 7]
+        torch.testing.assert_close(after[0], engine.dense(whole)[-1], **CLOSE)
+    engine.pool.check_integrity()
+
+
+def test_the_paths_above_are_scattered_and_moved(engine_with: Callable[..., Engine]) -> None:
+    """The same in one known example, where it is certain that both happen."""
+    engine = engine_with(2)
+    engine.pool.open(0)
+    engine.pool.open(1)
+    prompts = [list(range(9)), list(range(20, 33))]
+    for start in range(0, 13, 3):
+        for number, prompt in enumerate(prompts):
+            if chunk := prompt[start : start + 3]:
+                engine.prefill(number, chunk)
+    tokens, parents = [40, 41, 42, 43, 44], [-1, 0, 0, 2, 1]
+    segments = [engine.segment(n, tokens, parents, [3, 4]) for n in range(2)]
+    assert all(len(segment.extents) > 1 for segment in segments)
+    logits = engine.runner.forward(Pack(tuple(segments)))
+    for number, prompt in enumerate(prompts):
+        for row, path in enumerate(([40, 42, 43], [40, 41, 44])):
+            expected = engine.dense([*prompt, *path])[-1]
+            torch.testing.assert_close(logits[2 * number + row], expected, **CLOSE)
+        assert engine.commit(number, [0, 2, 3])
+        after = engine.prefill(number, [50])
+        expected = engine.dense([*prompt, 40, 42, 43, 50])[-1]
+        torch.testing.assert_close(after[0], expected, **CLOSE)
+
+
+def test_rows_that_nobody_wants_are_not_computed(engine_with: Callable[..., Engine]) -> None:
+    engine = engine_with(2)
+    engine.pool.open(0)
+    chunk = engine.segment(0, [1, 2, 3], chain_parents(3), [])
+    assert engine.runner.forward(Pack((chunk,))).shape == (0, VOCABULARY)
+
+
+def test_kv_heads_must_divide_among_the_ranks(tmp_path: Path) -> None:
+    folder = make_target(tmp_path / "model", num_key_value_heads=2)
+    model = load_model(folder, dtype="float32", device=CPU)
+    with pytest.raises(
+        ValueError, match="^tensor_parallel: 4 ranks cannot share the target's 2 KV"
+    ):
+        Runner(model, 16, shards=4)
+
+
+def test_what_does_not_run_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    """Bloom's attention adds a bias that ours knows nothing of."""
+    config = BloomConfig(vocab_size=9, hidden_size=8, n_layer=1, n_head=2, initializer_range=0.3)
+    BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
+    model = load_model(tmp_path / "bloom", dtype="float32", device=CPU)
+    with pytest.raises(ValueError, match="^target: BloomForCausalLM does not run on this engine"):
+        Runner(model, 16)
+
+
+def test_the_tiny_model_has_room_for_mistakes(engine_with: Callable[..., Engine]) -> None:
+    """Its logits depend on every token of the context by far more than the tolerance."""
+    engine = engine_with(2)
+    assert tiny_config(VOCABULARY).num_attention_heads == 4
+    one, other = engine.dense([5, 6, 7, 8])[-1], engine.dense([4, 6, 7, 8])[-1]
+    assert float((one - other).abs().max()) > 1e-2
