@@ -64,7 +64,7 @@ async def test_outcomes_change_decisions_here_and_in_the_other_replica(
     assert there.reason == "similar"
 
     # The other replica records the outcome of a decision that it did not make itself.
-    await other.observe(outcome(here, "math", 200))
+    await other.observe(outcome(here, "math", 900))
     back = await decided(one, SIMILAR, "math")
     assert back.reason == "similar"
     assert (await one.decide(OTHER)).reason == "intent", "elsewhere nothing has changed"

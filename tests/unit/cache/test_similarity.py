@@ -423,3 +423,14 @@ async def test_a_replica_that_was_cut_off_catches_up(make: Make, server: ValkeyS
     for seed in (1, 2):
         await one.record(str(seed), vector(seed), "code", FAST)
     await until(lambda: other.stats().entries == 3)
+
+
+async def test_a_mistake_of_ours_in_the_following_task_is_said_aloud(
+    make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(cache: RedisSimilarityCache) -> None:
+        raise AssertionError("a mistake")
+
+    monkeypatch.setattr(RedisSimilarityCache, "_read_changes", broken)
+    await make().start()
+    await until(lambda: "no longer following other replicas" in caplog.text)
