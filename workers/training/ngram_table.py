@@ -129,7 +129,7 @@ def _sorted_contexts(
     columns = []
     alive = np.ones(len(places), dtype=bool)
     for back in range(1, ORDER + 1):
-        before = np.where(places >= back, tokens[places - back], _BREAK)
+        before = tokens[np.maximum(places - back, 0)]  # the first of all is a break
         alive &= before != _BREAK
         columns.append(np.where(alive, before, _BREAK).astype(np.int32))
     order = np.lexsort(columns[::-1])
