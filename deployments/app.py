@@ -45,7 +45,8 @@ itself, at once, and that health checks and cancellations still get in."""
 
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 10.0
-CONSTRUCTOR_TRIES = 2
+CONSTRUCTOR_TRIES = 1
+"""A first start that fails is told at once. After a success Serve retries until it works."""
 
 DRAIN_S = 30.0
 """How long a replica that is being replaced may finish its streams."""

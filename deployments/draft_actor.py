@@ -8,6 +8,7 @@ waiter, and that one only for its timeout: a draft that is dead, restarting or s
 guesses and nothing else.
 """
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -21,6 +22,9 @@ from workers.speculation.tree import Proposal
 
 PING_INTERVAL_S = 0.25
 """How often a draft that is away is asked whether it is back."""
+
+RELOAD_INTERVAL_S = 10.0
+"""How often one is asked whose loading failed: each time it tries again."""
 
 
 class DraftWorker:
@@ -76,7 +80,7 @@ class DraftHandle(Protocol):
 
 
 class RayDraft:
-    """The `workers.draft.DraftClient` of an actor. Used by one thread, the decode loop's."""
+    """The `workers.draft.DraftClient` of an actor. Used by the decode loop's thread."""
 
     def __init__(
         self, name: str, actor: DraftHandle, clock: Callable[[], float] = time.monotonic
@@ -85,6 +89,7 @@ class RayDraft:
         self._actor = actor
         self._clock = clock
         self._updates: list[DraftUpdate] = []
+        self._lock = threading.Lock()  # guards the ping
         self._ping: Future[None] | None = None
         self._asked_at = 0.0
         self._send_ping()
@@ -95,24 +100,25 @@ class RayDraft:
         assert self._ping is not None, "asked only before the draft's first use"
         return self._ping
 
-    @property
-    def away(self) -> bool:
-        """Whether it cannot be asked now, as far as is known. Any thread may look."""
-        ping = self._ping
-        return ping is not None and (not ping.done() or ping.exception() is not None)
-
     def ready(self) -> bool:
-        """Whether the last ping came back. A draft that is away is pinged again now and then."""
-        if self._ping is None:
-            return True
-        if not self._ping.done():
+        """Whether the last ping came back. One that failed is sent again, now and then.
+
+        Any thread may ask; somebody must, now and then, or a draft that died stays away.
+        """
+        with self._lock:
+            if self._ping is None:
+                return True
+            if not self._ping.done():
+                return False
+            error = self._ping.exception()
+            if error is None:
+                self._ping = None
+                return True
+            failed = isinstance(error, RayTaskError)
+            interval = RELOAD_INTERVAL_S if failed else PING_INTERVAL_S
+            if self._clock() - self._asked_at >= interval:
+                self._send_ping()
             return False
-        if self._ping.exception() is None:
-            self._ping = None
-            return True
-        if self._clock() - self._asked_at >= PING_INTERVAL_S:
-            self._send_ping()
-        return False
 
     def propose(self, requests: Sequence[DraftRequest]) -> Callable[[float], list[Proposal | None]]:
         """Asks; the result waits."""
@@ -147,7 +153,8 @@ class RayDraft:
     def _lost(self, why: str) -> DraftUnavailable:
         # What it missed meanwhile is not kept: it will say that it does not know its sequences.
         self._updates = []
-        self._send_ping()
+        with self._lock:
+            self._send_ping()
         return DraftUnavailable(f"draft {self.name} {why}")
 
     def _send_ping(self) -> None:

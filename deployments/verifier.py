@@ -62,9 +62,8 @@ class DecodeLoop(Protocol):
 class PoolMember(Protocol):
     """The part of a `RayDraft` that is used here."""
 
-    @property
-    def away(self) -> bool:
-        """Whether it cannot be asked now."""
+    def ready(self) -> bool:
+        """Whether it can be asked now. Asking is what brings one back that was away."""
 
 
 class Ranks(Protocol):
@@ -113,7 +112,7 @@ class VerifierDeployment:
             kv_pages=gauges.kv_pages,
             steps=gauges.steps,
             drafts={
-                name: "away" if draft.away else "ready"
+                name: "ready" if draft.ready() else "away"
                 for name, draft in self._engine.drafts.items()
             },
             draft_faults=gauges.draft_faults,
@@ -158,6 +157,8 @@ class VerifierDeployment:
             self._engine.ranks.check()
         gauges = self._engine.loop.gauges()
         self._metrics.gauged(gauges)
+        for draft in self._engine.drafts.values():
+            draft.ready()
         self._check_progress(gauges)
         if not self._engine.loop.healthy():
             raise RuntimeError("the decode loop is dead, or its last pass failed")
@@ -234,16 +235,16 @@ def _start_draft(
 
 
 def wait_for_draft(name: str, loading: "Future[None]", patience_s: float = DRAFT_LOADING_S) -> None:
-    """Waits until a draft is loaded. One that is late or died may come later; a wrong one may not.
+    """Waits until a draft is loaded. One that is late or failed may join later; a wrong one not.
 
     Raises:
         ValueError: the draft is not one for this target; a setting must be mended.
     """
     try:
         loading.result(patience_s)
-    except RayTaskError as error:
-        raise ValueError(f"drafts.{name}: {error.cause}") from error
     except Exception as error:
+        if isinstance(error, RayTaskError) and isinstance(error.cause, ValueError):
+            raise ValueError(str(error.cause)) from error
         logger.warning("starting without draft %s, it joins when it is there: %r", name, error)
 
 

@@ -35,6 +35,7 @@ def cluster() -> Iterator[int]:
         log_to_driver=False,
         logging_level=logging.ERROR,
         _metrics_export_port=free_port(),
+        _system_config={"metrics_report_interval_ms": 500},
     )
     serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config=QUIET)
     yield port
@@ -75,11 +76,10 @@ def deploy(cluster: int) -> Callable[..., str]:
     return deploy
 
 
-@pytest.fixture(scope="module")
-def url(deploy: Callable[..., str], settings: dict[str, Any]) -> Iterator[str]:
-    """A server over the tiny target, for one module."""
-    yield deploy(settings, "tiny")
-    serve.delete("tiny")
+@pytest.fixture(scope="session")
+def url(deploy: Callable[..., str], settings: dict[str, Any]) -> str:
+    """A server over the tiny target."""
+    return deploy(settings, "tiny")
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """The whole line over HTTP: real actors, a real router, the official client, a tiny target."""
 
 import os
+import re
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import ray
 
 from tests.serving import chunks, processes, text_of, wait_until
 
@@ -43,6 +46,58 @@ def streamed(http: httpx.Client, **fields: Any) -> tuple[str, dict[str, Any]]:
         assert response.status_code == 200
         all_chunks = list(chunks(response))
     return "".join(text_of(chunk) for chunk in all_chunks), all_chunks[-1]
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def scrape() -> dict[str, float]:
+    """Prometheus' view of this server: name and draft, or name alone, to the sum of its series."""
+    (node,) = ray.nodes()
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    found: dict[str, float] = defaultdict(float)
+    for line in httpx.get(url, timeout=30).text.splitlines():
+        if line.startswith("ray_outrider_") and 'application="tiny"' in line:
+            series, value = line.rsplit(" ", 1)
+            name, _, labels = series.partition("{")
+            draft = re.search(r'draft="(\w+)"', labels)
+            found[f"{name.removeprefix('ray_outrider_')}/{draft[1] if draft else ''}"] += float(
+                value
+            )
+    return found
+
+
+def test_metrics_agree_with_the_answers(http: httpx.Client) -> None:
+    """The first test of this server: all that it has counted is known here."""
+    wish = {"max_tokens": 37, "speculation": {"draft": "twin"}}
+    told = [complete(http, **wish) for _ in range(2)]
+    streamed(http, **wish)
+
+    # Three answers, one of them streamed, count alike.
+    assert wait_until(lambda: scrape()["emitted_tokens_total/twin"] == 3 * 37)
+    speculation = told[0]["speculation"]
+    for counter, field in (
+        ("steps_total", "steps"),
+        ("drafted_tokens_total", "drafted"),
+        ("accepted_tokens_total", "accepted"),
+    ):
+        assert scrape()[f"{counter}/twin"] == 3 * speculation[field], counter
+    others = scrape()["recovered_tokens_total/twin"] + scrape()["bonus_tokens_total/twin"]
+    assert scrape()["accepted_tokens_total/twin"] + others == 3 * 37
+    assert wait_until(lambda: scrape()["time_to_first_token_ms_count/twin"] == 3)
+    assert scrape()["time_per_output_token_ms_count/twin"] == 3
+
+    assert wait_until(lambda: scrape()["kv_pages/"] == 1024)
+    assert scrape()["kv_pages_in_use/"] == 0
+    assert all(value >= 0 for value in scrape().values())  # a NaN is not
+
+
+def test_the_router_says_why_and_is_counted(http: httpx.Client) -> None:
+    told = complete(http, max_tokens=8)["speculation"]
+    assert told["draft"] in ("self", "twin")
+    assert told["reason"].partition(":")[0] in ("similar", "intent", "default")
+    assert wait_until(lambda: scrape()["router_decisions_total/"] == 1)
+    assert scrape()["router_cache_hits_total/"] + scrape()["router_cache_misses_total/"] == 1
 
 
 # -- the official client ---------------------------------------------------------------------------
@@ -119,12 +174,6 @@ def test_a_good_draft_saves_steps(http: httpx.Client) -> None:
     assert told["tau"] > 1.8
     assert told["steps"] * told["tau"] == pytest.approx(120, abs=0.1)
     assert told["draft"] == "twin"
-
-
-def test_the_router_says_why(http: httpx.Client) -> None:
-    told = complete(http, max_tokens=8)["speculation"]
-    assert told["draft"] in ("self", "twin")
-    assert told["reason"].partition(":")[0] in ("similar", "intent", "default")
 
 
 def test_eight_streams_at_once_each_say_what_they_say_alone(http: httpx.Client) -> None:
@@ -216,6 +265,7 @@ def test_killing_the_drafts_in_the_middle_of_a_stream_changes_nothing(http: http
     assert text == expected
     _, faults = drafts(http)
     assert faults["twin"] > faults_before.get("twin", 0)
+    assert wait_until(lambda: scrape()["draft_faults_total/twin"] == faults["twin"])
     # Whoever asks while they are away is answered too, ...
     away = complete(http, max_tokens=50, speculation={"draft": "twin"})
     assert expected.startswith(text_of(away).rstrip("\ufffd"))

@@ -12,7 +12,7 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from deployments import draft_actor
-from deployments.draft_actor import PING_INTERVAL_S, DraftWorker, RayDraft
+from deployments.draft_actor import PING_INTERVAL_S, RELOAD_INTERVAL_S, DraftWorker, RayDraft
 from workers.draft import DraftRequest, DraftSpec, DraftUnavailable, DraftUpdate
 from workers.speculation.tree import Proposal
 
@@ -86,10 +86,10 @@ def draft(actor: Actor, clock: Clock) -> RayDraft:
 
 def test_it_is_ready_once_it_is_loaded(actor: Actor, clock: Clock) -> None:
     draft = RayDraft("code", actor, clock)
-    assert (draft.ready(), draft.away) == (False, True)
+    assert not draft.ready()
     actor.ping.answer()
     assert draft.loading.done()
-    assert (draft.ready(), draft.away) == (True, False)
+    assert draft.ready()
 
 
 def test_what_the_target_said_travels_with_the_next_question(draft: RayDraft, actor: Actor) -> None:
@@ -128,9 +128,9 @@ def test_after_a_fault_it_is_away_until_a_ping_comes_back(
     with pytest.raises(DraftUnavailable, match="draft code") as caught:
         wait(0.01)
     assert why in str(caught.value)
-    assert (draft.ready(), draft.away) == (False, True)
+    assert not draft.ready()
     actor.ping.answer()
-    assert (draft.ready(), draft.away) == (True, False)
+    assert draft.ready()
 
 
 def test_nothing_is_kept_for_a_draft_that_is_away(draft: RayDraft, actor: Actor) -> None:
@@ -148,6 +148,17 @@ def test_nothing_is_kept_for_a_draft_that_is_away(draft: RayDraft, actor: Actor)
     assert actor.propose.calls[-1] == ([], ASK)
 
 
+def test_a_draft_whose_loading_failed_is_asked_rarely(actor: Actor, clock: Clock) -> None:
+    draft = RayDraft("code", actor, clock)
+    actor.ping.answer(task_error(MemoryError()))
+    clock.now += RELOAD_INTERVAL_S - 0.1
+    assert not draft.ready()
+    assert len(actor.ping.calls) == 1
+    clock.now += 0.1
+    assert not draft.ready()
+    assert len(actor.ping.calls) == 2
+
+
 def test_a_dead_draft_is_asked_again_now_and_then(
     draft: RayDraft, actor: Actor, clock: Clock
 ) -> None:
@@ -155,7 +166,6 @@ def test_a_dead_draft_is_asked_again_now_and_then(
         draft.propose(ASK)(0)
     actor.ping.answer(ActorDiedError())
     assert not draft.ready()
-    assert draft.away
     assert len(actor.ping.calls) == 2
     clock.now += PING_INTERVAL_S
     assert not draft.ready()

@@ -74,6 +74,18 @@ class Ranks:
         self.stopped = True
 
 
+class Member:
+    """A draft that counts how often it is asked whether it is ready."""
+
+    def __init__(self, ready: bool) -> None:
+        self.is_ready = ready
+        self.asked = 0
+
+    def ready(self) -> bool:
+        self.asked += 1
+        return self.is_ready
+
+
 class Clock:
     now = 0.0
 
@@ -97,9 +109,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def verifier(loop: Loop, ranks: Ranks, clock: Clock) -> VerifierDeployment:
-    drafts = {"code": SimpleNamespace(away=False), "lm": SimpleNamespace(away=True)}
-    return VerifierDeployment(lambda: Engine(loop, FACTS, drafts, ranks), clock)
+def pool() -> dict[str, Member]:
+    return {"code": Member(True), "lm": Member(False)}
+
+
+@pytest.fixture
+def verifier(loop: Loop, ranks: Ranks, clock: Clock, pool: dict[str, Member]) -> VerifierDeployment:
+    return VerifierDeployment(lambda: Engine(loop, FACTS, pool, ranks), clock)
 
 
 async def test_deltas_come_in_order_and_end(
@@ -167,6 +183,13 @@ async def test_health(verifier: VerifierDeployment, loop: Loop, ranks: Ranks) ->
     loop.well, ranks.gone = True, True
     with pytest.raises(RuntimeError, match="rank 1"):
         await verifier.check_health()
+
+
+async def test_an_idle_server_looks_after_its_drafts(
+    verifier: VerifierDeployment, pool: dict[str, Member]
+) -> None:
+    await verifier.check_health()
+    assert [member.asked for member in pool.values()] == [1, 1]
 
 
 async def test_a_loop_that_hangs_is_noticed(
@@ -237,8 +260,10 @@ def test_a_draft_that_does_not_fit_stops_the_start() -> None:
         wait_for_draft("code", loading(foreign))
 
 
-@pytest.mark.parametrize("end", [None, ActorDiedError()])
-def test_a_draft_that_is_late_or_dead_does_not(
+@pytest.mark.parametrize(
+    "end", [None, ActorDiedError(), RayTaskError("ping", "trace", MemoryError("no room"))]
+)
+def test_a_draft_that_is_late_dead_or_failed_does_not(
     end: Exception | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     wait_for_draft("code", loading(end), patience_s=0.01)
