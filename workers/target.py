@@ -76,6 +76,11 @@ class Target:
         self._runner = runner
         self._group = group
 
+    @property
+    def sharded(self) -> bool:
+        """Whether there are other ranks."""
+        return self._group is not None
+
     def forward(self, pack: Pack) -> Tensor:
         """Logits of the pack's rows: [rows, vocabulary]."""
         if self._group:

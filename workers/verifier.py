@@ -25,6 +25,10 @@ from workers.verification import verify
 logger = logging.getLogger("outrider.verifier")
 
 
+# Failed passes in a row after which the engine, not the requests, must be at fault.
+PATIENCE = 3
+
+
 class QueueFull(RuntimeError):
     """Too many requests wait already. Try again later."""
 
@@ -58,7 +62,7 @@ class Verifier:
         self._scheduler = Scheduler(target.pool, limits)
         self._numbers = count()
         self._steps = 0
-        self._failed = False
+        self._failures = 0  # in a row
         self._thread: threading.Thread | None = None
         self._stopping = False
         # Guards what other threads touch: new requests, cancellations, the wish to stop.
@@ -177,13 +181,14 @@ class Verifier:
         while not self._stopping:
             try:
                 busy = self.step()
-                self._failed = False
             except Exception as error:  # one bad pass must not end the service
                 logger.exception("a pass failed")
-                self._failed = True
+                self._failures += 1
                 self._fail_all(EngineError(f"the forward pass failed: {error}"))
                 continue
-            if not busy:
+            if busy:
+                self._failures = 0
+            else:
                 self._wait()
 
     def _wait(self) -> None:
@@ -232,8 +237,14 @@ class Verifier:
         )
 
     def healthy(self) -> bool:
-        """Whether the loop is alive and its last pass went well."""
-        return self._thread is not None and self._thread.is_alive() and not self._failed
+        """Whether the loop is alive and its passes succeed.
+
+        A single failure may be the fault of its requests; but it leaves ranks out of step, so that
+        a target with several must be restarted at once.
+        """
+        patience = 1 if self._target.sharded else PATIENCE
+        alive = self._thread is not None and self._thread.is_alive()
+        return alive and self._failures < patience
 
     def _check(self, request: GenerationRequest) -> None:
         request.sampling.check_vocabulary(self._target.vocab_size)
