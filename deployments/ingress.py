@@ -97,7 +97,7 @@ class Ingress:
         answer = Answer(self._verifier.generate(job.request), arrived)
         await answer.start()
         if body.stream:
-            return _Stream(self._events(job, dialect, answer, body.include_usage))
+            return _Stream(answer, self._events(job, dialect, answer, body.include_usage))
         return JSONResponse(await self._whole(job, dialect, answer))
 
     async def _whole(self, job: Job, dialect: Dialect, answer: Answer) -> dict[str, Any]:
@@ -184,14 +184,15 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events; their generator is closed when the client leaves, not when collected."""
+    """Server-sent events. The answer ends when the client leaves, even before the first event."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, answer: Answer, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(events, headers=sse.HEADERS, media_type="text/event-stream")
+        self._answer = answer
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events):
+        async with aclosing(self._answer), aclosing(self._events):
             await super().__call__(scope, receive, send)
 
 

@@ -5,17 +5,20 @@ of the other side; `ServeVerifier` turns them back into the three kinds the ingr
 `QueueFull`, `VerifierAway`, `ValueError`.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from router.decision import Outcome, RouteDecision, RouteRequest
 from workers.request import Delta, GenerationRequest
 from workers.verifier import QueueFull
+
+_AWAY = (RayActorError, DeploymentUnavailableError, BackPressureError)
 
 
 class VerifierAway(RuntimeError):
@@ -92,7 +95,7 @@ class ServeVerifier:
         if self._facts is None:
             try:
                 self._facts = await self._handle.facts.remote()
-            except (RayActorError, DeploymentUnavailableError, BackPressureError) as error:
+            except _AWAY as error:
                 raise VerifierAway(str(error)) from error
         return self._facts
 
@@ -100,7 +103,7 @@ class ServeVerifier:
         """Asked each time."""
         try:
             status: VerifierStatus = await self._handle.status.remote()
-        except (RayActorError, DeploymentUnavailableError, BackPressureError) as error:
+        except _AWAY as error:
             raise VerifierAway(str(error)) from error
         return status
 
@@ -111,12 +114,16 @@ class ServeVerifier:
         try:
             async for delta in response:
                 yield delta
+        except (GeneratorExit, asyncio.CancelledError):
+            response.cancel()  # type: ignore[no-untyped-call]
+            raise
+        except RayTaskError as error:
+            # As it was raised there: Ray's own message is the other side's whole traceback.
+            raise error.cause from error
         except BackPressureError as error:
             raise QueueFull(str(error)) from error
         except (RayActorError, DeploymentUnavailableError) as error:
-            raise VerifierAway("the verifier stopped while it was answering") from error
-        finally:
-            response.cancel()  # type: ignore[no-untyped-call]
+            raise VerifierAway("it stopped while it was answering") from error
 
 
 class ServeRouter:

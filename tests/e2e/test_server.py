@@ -237,6 +237,7 @@ def test_a_crowd_is_served_or_told_to_come_back(http: httpx.Client) -> None:
     assert refused
     for answer in refused:
         assert answer.json()["error"]["type"] == "overloaded_error"
+        assert "Traceback" not in answer.text
         assert int(answer.headers["retry-after"]) >= 1
     assert len({text_of(answer.json()) for answer in served}) == 1
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from deployments.links import VerifierAway
 from router.decision import RouteRequest
@@ -18,6 +19,18 @@ def events(text: str) -> list[Any]:
     blocks = text.split("\n\n")
     assert blocks[-2:] == ["data: [DONE]", ""]
     return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+
+
+SCOPE: dict[str, Any] = {
+    "type": "http",
+    "method": "POST",
+    "root_path": "",
+    "query_string": b"",
+    "headers": [(b"content-type", b"application/json")],
+    "asgi": {"spec_version": "2.3"},
+    "client": None,
+    "server": None,
+}
 
 
 async def leave(app: Any, path: str, body: dict[str, Any], after: int) -> list[bytes]:
@@ -40,19 +53,7 @@ async def leave(app: Any, path: str, body: dict[str, Any], after: int) -> list[b
         if len(chunks) >= after:
             gone.set()
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
-        "asgi": {"spec_version": "2.3"},
-        "client": None,
-        "server": None,
-    }
-    await app(scope, receive, send)
+    await app({**SCOPE, "path": path}, receive, send)
     return chunks
 
 
@@ -339,6 +340,23 @@ async def test_an_answer_that_just_stops_is_an_error(world: Any, said: Callable[
 
 
 # -- clients that leave --------------------------------------------------------------------------
+
+
+async def test_a_client_that_is_gone_when_the_stream_starts_cancels_the_request(
+    world: Any, said: Callable[..., Any]
+) -> None:
+    world.verifier.script = [said("a", "b")[0], asyncio.Event()]
+
+    async def broken_pipe(message: dict[str, Any]) -> None:
+        raise OSError("connection lost")
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"prompt": "Hi", "stream": true}'}
+
+    scope = {**SCOPE, "path": "/v1/completions", "asgi": {"spec_version": "2.4"}}
+    with pytest.raises(ClientDisconnect):
+        await world.app(scope, receive, broken_pipe)
+    assert world.verifier.cancelled == [world.verifier.requests[0].id]
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])
