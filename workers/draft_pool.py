@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from workers.draft import DraftClient, DraftRequest, DraftUnavailable, DraftUpdate
-from workers.speculation.tree import Proposal
+from workers.speculation.tree import Proposal, SparseLaw, TokenTree
 
 logger = logging.getLogger("outrider.draft_pool")
 
@@ -47,6 +47,7 @@ class DraftPool:
         self._timeout_s = timeout_s
         self._ratio = frozenset(ratio)
         self.faults: Counter[str] = Counter()
+        self._departed: dict[str, list[int]] = {name: [] for name in clients}
 
     def __contains__(self, draft: str) -> bool:
         return draft in self._clients
@@ -75,13 +76,21 @@ class DraftPool:
             self._clients[draft].commit([DraftUpdate(sequence, start, tuple(tokens))])
 
     def forget(self, draft: str, sequence: int) -> None:
-        if self._clients[draft].ready():
-            self._clients[draft].forget([sequence])
+        """Tell a draft that a sequence ended. One that is down is told when it is back."""
+        self._departed[draft].append(sequence)
+        self._tell_departed(draft)
+
+    def _tell_departed(self, name: str) -> None:
+        """A draft that was only slow still holds what ended meanwhile."""
+        if self._departed[name] and self._clients[name].ready():
+            self._clients[name].forget(self._departed[name])
+            self._departed[name] = []
 
     def _ask(self, name: str, group: Sequence[Asking]) -> Waiter | None:
         client = self._clients[name]
         if not client.ready():
             return None
+        self._tell_departed(name)
         try:
             return client.propose([self._request(asking) for asking in group])
         except DraftUnavailable as error:
@@ -102,6 +111,9 @@ class DraftPool:
         except DraftUnavailable as error:
             self._fault(name, error)
             return {}
+        if len(answers) != len(group):
+            self._fault(name, f"it gave {len(answers)} answers to {len(group)} requests")
+            return {}
         found = {}
         for asking, proposal in zip(group, answers, strict=True):
             if proposal is None:  # it does not know the sequence: new, restarted, or it missed some
@@ -109,7 +121,7 @@ class DraftPool:
             elif self._fits(asking, proposal):
                 found[asking.sequence] = proposal
             else:
-                self._fault(name, ValueError("it broke its budget, depth or vocabulary"))
+                self._fault(name, "its proposal broke budget, depth, vocabulary or law")
         return found
 
     def _fits(self, asking: Asking, proposal: Proposal) -> bool:
@@ -118,11 +130,20 @@ class DraftPool:
             len(tree) <= asking.budget
             and tree.gamma <= asking.depth
             and max(tree.tokens, default=0) < self._vocab_size
+            and (proposal.q is None or self._lawful(asking, tree, proposal.q))
         )
 
-    def _fault(self, name: str, error: Exception) -> None:
+    def _lawful(self, asking: Asking, tree: TokenTree, q: Sequence[SparseLaw]) -> bool:
+        """Whether the ratio test was asked for, and every token can have been drawn from its q."""
+        return asking.draft in self._ratio and all(
+            max(law.ids) < self._vocab_size
+            and any(token == own and p > 0 for own, p in zip(law.ids, law.probs, strict=True))
+            for token, law in zip(tree.tokens, q, strict=True)
+        )
+
+    def _fault(self, name: str, why: Exception | str) -> None:
         self.faults[name] += 1
-        logger.warning("draft %s: %s; its sequences decode plainly", name, error)
+        logger.warning("draft %s: %s; its sequences decode plainly", name, why)
 
 
 def _by_draft(askings: Sequence[Asking]) -> dict[str, list[Asking]]:
