@@ -24,6 +24,11 @@ class Limits:
     prefill_tokens: int = 256
     draft_timeout_s: float = 0.25
 
+    def __post_init__(self) -> None:
+        for name in ("max_running", "prefill_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"limits.{name}: {getattr(self, name)} is not 1 or more")
+
 
 class LiveSequence:
     """A request on its way.

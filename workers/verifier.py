@@ -141,9 +141,9 @@ class Verifier:
     def _take_in(self) -> None:
         """Let arrivals join the line, the cancelled go, and the first in line run."""
         with self._doorbell:
-            arrived, self._arrived = self._arrived, []
+            self._scheduler.waiting.extend(self._arrived)
+            self._arrived.clear()
             cancelled, self._cancelled = self._cancelled, set()
-        self._scheduler.waiting.extend(arrived)
         everybody = [*self._scheduler.waiting, *self._scheduler.running.values()]
         for sequence in everybody if cancelled else ():
             if sequence.request.id in cancelled:
@@ -197,8 +197,8 @@ class Verifier:
 
     def _fail_all(self, error: EngineError) -> None:
         with self._doorbell:
-            arrived, self._arrived = self._arrived, []
-        self._scheduler.waiting.extend(arrived)
+            self._scheduler.waiting.extend(self._arrived)
+            self._arrived.clear()
         for sequence in [*self._scheduler.running.values(), *self._scheduler.waiting]:
             self._end(sequence)
             sequence.sink(error)
@@ -208,17 +208,25 @@ class Verifier:
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Queue a request. The loop's thread calls `sink` with its deltas, or with an EngineError.
 
-        Raises QueueFull, or ValueError naming the field that cannot be served.
+        Raises QueueFull, ValueError naming the field that cannot be served, or EngineError after
+        `stop`.
         """
         self._check(request)
         answer = Answer(request, self._target.tokenizer, self._target.eos_token_ids)
         sequence = LiveSequence(next(self._numbers), request, answer, sink)
         self._scheduler.check(sequence)
         with self._doorbell:
-            if len(self._arrived) + len(self._scheduler.waiting) >= self._limits.max_queued:
+            if self._stopping:
+                raise EngineError("the verifier was stopped")
+            if self._line() >= self._limits.max_queued:
                 raise QueueFull(f"{self._limits.max_queued} requests wait already; try again later")
             self._arrived.append(sequence)
             self._doorbell.notify()
+
+    def _line(self) -> int:
+        """Requests in line behind those whose places in the batch are free already."""
+        places = self._limits.max_running - len(self._scheduler.running)
+        return len(self._arrived) + len(self._scheduler.waiting) - places
 
     def cancel(self, request_id: str) -> None:
         """Forget a request, known or not, from the next step on; its sink hears nothing more."""
