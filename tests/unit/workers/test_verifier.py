@@ -1,0 +1,496 @@
+"""The decode loop, over a target that is a table: any order of events, and its thread."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from queue import Queue
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.table_target import EOS, VOCABULARY, Letters, TableTarget, plain_tokens
+from workers.draft import DraftRequest, DraftUnavailable, DraftUpdate
+from workers.engine.sampling import SamplingParams
+from workers.request import Delta, GenerationRequest
+from workers.scheduler import Limits
+from workers.speculation.tree import Proposal, TokenTree
+from workers.verifier import EngineError, QueueFull, Verifier, build_verifier
+
+Mood = str
+MOODS = ("well", "away", "dead", "late", "forgetful", "mad", "miscounting")
+
+
+class Guesser:
+    """A draft that knows what comes next nearly always, and behaves as its mood is."""
+
+    def __init__(self) -> None:
+        self.mood: Mood = "well"
+        self.known: dict[int, list[int]] = {}
+        self.right: Callable[[Sequence[int]], Sequence[int]] = lambda tokens: ()
+        self._random = random.Random(0)
+
+    def ready(self) -> bool:
+        return self.mood != "away"
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Callable[[float], list[Any]]:
+        if self.mood == "dead":
+            raise DraftUnavailable("dead")
+        if self.mood == "forgetful":
+            self.known.clear()
+        answers = [self._proposal(request) for request in requests]
+        return lambda timeout: self._answer(answers)
+
+    def _answer(self, answers: list[Any]) -> list[Any]:
+        if self.mood == "late":
+            raise DraftUnavailable("late")
+        return answers[:-1] if self.mood == "miscounting" else answers
+
+    def _proposal(self, request: DraftRequest) -> Proposal | None:
+        known = self.known.get(request.sequence, [])
+        if len(known) != request.length:
+            return None
+        if self.mood == "mad":
+            tree = TokenTree.chain([VOCABULARY + 5] * (request.budget + 3))
+        else:
+            tree = self._tree(self.right(known), request)
+        return Proposal(tree, (0.5,) * len(tree))
+
+    def _tree(self, right: Sequence[int], request: DraftRequest) -> TokenTree:
+        """The right continuation, wrong somewhere, with wrong siblings all along."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        spine = -1
+        for token in right[: request.depth]:
+            level = {(token + self._random.randrange(5) // 4) % VOCABULARY}
+            level.add(self._random.randrange(VOCABULARY))
+            children = self._random.sample(sorted(level), len(level))
+            children = children[: request.budget - len(tokens)]
+            if not children:
+                break
+            first = len(tokens)
+            tokens.extend(children)
+            parents.extend([spine] * len(children))
+            spine = first + self._random.randrange(len(children))
+        return TokenTree.from_nodes(tokens, parents)
+
+    def commit(self, updates: Sequence[DraftUpdate]) -> None:
+        for update in updates:
+            if update.start == 0:
+                self.known[update.sequence] = []
+            known = self.known.get(update.sequence)
+            if known is not None and len(known) == update.start:
+                known.extend(update.tokens)
+
+    def forget(self, sequences: Sequence[int]) -> None:
+        for sequence in sequences:
+            self.known.pop(sequence, None)
+
+
+def cut_at_stop(request: GenerationRequest, tokens: list[int]) -> list[int]:
+    """Up to the token that completes the first stop string; a token is a letter."""
+    for size in range(1, len(tokens) + 1):
+        text = Letters().decode(tokens[:size], skip_special_tokens=True)
+        if any(stop in text for stop in request.stop):
+            return tokens[:size]
+    return tokens
+
+
+class World:
+    """A verifier, a draft that guesses well, and what everybody has heard."""
+
+    def __init__(self, limits: Limits, **target: int) -> None:
+        self.target = TableTarget(**target)
+        self.draft = Guesser()
+        self.draft.right = self._continuation
+        self.verifier: Verifier = build_verifier(
+            self.target,  # type: ignore[arg-type]
+            {"guesser": self.draft},
+            limits,
+        )
+        self.heard: dict[str, list[Delta | BaseException]] = {}
+        self.expected: dict[str, tuple[GenerationRequest, list[int]]] = {}
+
+    def submit(self, request: GenerationRequest) -> None:
+        heard: list[Delta | BaseException] = []
+        self.verifier.submit(request, heard.append)
+        self.heard[request.id] = heard
+        self.expected[request.id] = request, cut_at_stop(request, plain_tokens(request))
+
+    def _continuation(self, known: Sequence[int]) -> Sequence[int]:
+        for request, tokens in self.expected.values():
+            whole = [*request.prompt, *tokens]
+            if whole[: len(known)] == list(known):
+                return whole[len(known) :]
+        return ()
+
+    def tokens(self, name: str) -> list[int]:
+        deltas = self.heard[name]
+        return [token for d in deltas if isinstance(d, Delta) for token in d.tokens]
+
+    def finished(self, name: str) -> bool:
+        deltas = self.heard[name]
+        return bool(deltas) and isinstance(deltas[-1], Delta) and bool(deltas[-1].finish_reason)
+
+    def check(self, name: str) -> None:
+        """The answer is plain decoding's, and its counters add up."""
+        request, expected = self.expected[name]
+        assert self.tokens(name) == expected
+        deltas = [delta for delta in self.heard[name] if isinstance(delta, Delta)]
+        text = Letters().decode(expected, skip_special_tokens=True)
+        ends = [at for at in map(text.find, request.stop) if at >= 0]
+        assert "".join(d.text for d in deltas) == (text[: min(ends)] if ends else text)
+        stopped = bool(ends) or expected[-1] == EOS
+        assert deltas[-1].finish_reason == ("stop" if stopped else "length")
+        stats = deltas[-1].stats
+        assert stats is not None
+        assert stats.emitted == len(expected)
+        assert stats.accepted <= stats.tested <= stats.drafted
+        assert [d.finish_reason is None for d in deltas[:-1]] == [True] * (len(deltas) - 1)
+
+
+def ask(name: str, prompt: Sequence[int] = (1, 2, 3), **changes: Any) -> GenerationRequest:
+    values: dict[str, Any] = {
+        "max_tokens": 8,
+        "sampling": SamplingParams(seed=3, temperature=0.9),
+        "draft": "guesser",
+        "budget": 6,
+    }
+    return GenerationRequest(id=name, prompt=tuple(prompt), **values | changes)
+
+
+REQUESTS = st.builds(
+    GenerationRequest,
+    id=st.just(""),
+    prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12).map(tuple),
+    max_tokens=st.integers(1, 14),
+    sampling=st.builds(
+        SamplingParams,
+        seed=st.integers(0, 2**64 - 1),
+        temperature=st.sampled_from([0, 0.8, 1.2]),
+        frequency_penalty=st.sampled_from([0, 0.7]),
+        repetition_penalty=st.sampled_from([1, 1.5]),
+    ),
+    stop=st.lists(st.sampled_from(["a", "bc", "dd", "gef"]), max_size=2).map(tuple),
+    draft=st.sampled_from(["guesser", "guesser", None]),
+    budget=st.integers(0, 8),
+)
+
+
+class AnyOrderOfEvents(RuleBasedStateMachine):
+    """Requests come, leave and are served, drafts and passes fail: the books always balance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        limits = Limits(max_running=3, max_queued=4, prefill_tokens=5)
+        self.world = World(limits, pages=14, page_size=4)
+        self.names = 0
+        self.cancelled: dict[str, int] = {}
+
+    @rule(request=REQUESTS)
+    def submit(self, request: GenerationRequest) -> None:
+        request = replace(request, id=f"{self.names}")
+        gauges = self.world.verifier.gauges()
+        try:
+            self.world.submit(request)
+        except QueueFull:
+            assert gauges.running + gauges.waiting >= 4
+        else:
+            self.names += 1
+
+    @precondition(lambda self: self.names)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        name = f"{data.draw(st.integers(0, self.names - 1))}"
+        self.world.verifier.cancel(name)
+        self.cancelled.setdefault(name, len(self.world.heard[name]))
+
+    @rule(mood=st.sampled_from(MOODS))
+    def change_mood(self, mood: Mood) -> None:
+        self.world.draft.mood = mood
+
+    @rule(times=st.integers(1, 4))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.world.verifier.step()
+
+    @rule()
+    def fail_a_pass(self) -> None:
+        self.world.target.failing = RuntimeError("out of memory")
+        waiting = [name for name in self.world.heard if not self.over(name)]
+        try:
+            self.world.verifier.step()
+        except RuntimeError as error:
+            self.world.verifier._fail_all(EngineError(f"{error}"))
+            for name in set(waiting) - self.cancelled.keys():
+                assert isinstance(self.world.heard[name][-1], EngineError)
+        self.world.target.failing = None
+
+    def over(self, name: str) -> bool:
+        heard = self.world.heard[name]
+        return self.world.finished(name) or (bool(heard) and isinstance(heard[-1], EngineError))
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        pool = self.world.target.pool
+        pool.check_integrity()
+        gauges = self.world.verifier.gauges()
+        assert gauges.running == len(pool.sequences()) <= 3
+        assert gauges.kv_pages_in_use == pool.pages_in_use
+        if not gauges.running:
+            assert pool.pages_in_use == 0
+
+    @invariant()
+    def finished_answers_are_plain_decodings(self) -> None:
+        for name in self.world.heard:
+            if self.world.finished(name):
+                self.world.check(name)
+
+    @invariant()
+    def the_cancelled_hear_nothing_more(self) -> None:
+        for name, heard in self.cancelled.items():
+            assert len(self.world.heard[name]) == heard
+
+    def teardown(self) -> None:
+        while self.world.verifier.step():
+            pass
+        for name in self.world.heard:
+            assert self.over(name) or name in self.cancelled
+        self.the_books_balance()
+        gauges = self.world.verifier.gauges()
+        assert (gauges.running, gauges.waiting, gauges.kv_pages_in_use) == (0, 0, 0)
+        self.world.draft.mood = "well"
+        self.world.submit(
+            ask("last")
+        )  # the next request is served at once, by a draft that is back
+        while self.world.verifier.step():
+            pass
+        self.world.check("last")
+        assert self.world.draft.known == {}
+
+
+TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
+TestAnyOrderOfEvents.settings = settings(max_examples=40, stateful_step_count=25)
+
+
+# -- single events -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def world() -> World:
+    return World(Limits(max_running=2, max_queued=2))
+
+
+def run(world: World) -> None:
+    while world.verifier.step():
+        pass
+
+
+def test_a_good_draft_saves_steps(world: World) -> None:
+    world.submit(ask("drafted", max_tokens=30, sampling=SamplingParams(seed=9)))
+    run(world)
+    steps = world.verifier.gauges().steps
+    assert steps < len(world.tokens("drafted"))
+    world.check("drafted")
+    world.submit(ask("plain", max_tokens=30, sampling=SamplingParams(seed=9), budget=0))
+    run(world)
+    assert world.verifier.gauges().steps - steps == len(world.tokens("plain"))
+    assert world.tokens("plain") == world.tokens("drafted")
+
+
+@pytest.mark.parametrize("mood", ["dead", "late", "mad", "miscounting"])
+def test_a_bad_draft_is_counted_and_its_sequences_decode_plainly(world: World, mood: str) -> None:
+    world.draft.mood = mood
+    world.submit(ask("r"))
+    run(world)
+    world.check("r")
+    last = world.heard["r"][-1]
+    assert isinstance(last, Delta)
+    assert last.stats is not None
+    assert last.stats.drafted == 0
+    faults = world.verifier.gauges().draft_faults
+    assert faults["guesser"] >= 1
+
+
+def test_a_draft_that_comes_back_in_the_middle_drafts_again(world: World) -> None:
+    request = ask("r", max_tokens=30, sampling=SamplingParams(seed=9))
+    world.draft.mood = "away"
+    world.submit(request)
+    world.verifier.step()
+    world.verifier.step()
+    world.draft.mood = "well"
+    run(world)
+    world.check("r")
+    last = world.heard["r"][-1]
+    assert isinstance(last, Delta)
+    assert last.stats is not None
+    assert last.stats.accepted > 0
+    assert world.verifier.gauges().draft_faults == {}
+
+
+def test_the_line_is_bounded_and_places_in_the_batch_do_not_count(world: World) -> None:
+    for number in range(4):  # two run, two wait
+        world.submit(ask(f"{number}"))
+    with pytest.raises(QueueFull, match="2 requests wait already"):
+        world.submit(ask("one too many"))
+    world.verifier.step()
+    with pytest.raises(QueueFull):
+        world.submit(ask("still"))
+    world.verifier.cancel("0")
+    world.verifier.step()
+    world.submit(ask("now"))
+    run(world)
+    for name in ("1", "2", "3", "now"):
+        world.check(name)
+
+
+def test_with_no_line_at_all_the_batch_is_open() -> None:
+    world = World(Limits(max_running=2, max_queued=0))
+    world.submit(ask("0"))
+    world.submit(ask("1"))
+    with pytest.raises(QueueFull):
+        world.submit(ask("2"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_tokens": 62}, r"^max_tokens: 62 do not fit: the prompt has 3 tokens and the conte"),
+        ({"max_tokens": 60, "budget": 30}, r"^max_tokens: prompt and answer need 93 KV slots"),
+        ({"prompt": (1, VOCABULARY)}, r"^prompt: token ids must be from 0 to 7"),
+        ({"prompt": (-1,)}, r"^prompt: token ids must be from 0 to 7"),
+        ({"draft": "nobody"}, r"^speculation\.draft: no draft 'nobody'; there is: guesser"),
+        ({"sampling": SamplingParams(seed=0, top_k=9)}, r"^top_k: 9 is not at most"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    world: World, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        world.submit(ask("r", **changes))
+    world.submit(ask("next"))
+    run(world)
+    world.check("next")
+
+
+def test_cancelling_before_the_first_step_and_for_unknown_ids(world: World) -> None:
+    world.submit(ask("r"))
+    world.verifier.cancel("r")
+    world.verifier.cancel("never heard of")
+    assert not world.verifier.step()
+    assert world.heard["r"] == []
+    assert world.verifier.gauges().waiting == 0
+
+
+# -- its thread ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def running(world: World) -> Iterator[World]:
+    world.verifier.start()
+    yield world
+    if world.verifier._thread is not None:
+        world.verifier.stop()
+
+
+def wait_for(world: World, request: GenerationRequest) -> BaseException | None:
+    """Submit and wait for the end; the error, if that is how it ended."""
+    ended: Queue[BaseException | None] = Queue()
+    heard: list[Delta | BaseException] = []
+    world.heard[request.id] = heard
+    world.expected[request.id] = request, cut_at_stop(request, plain_tokens(request))
+
+    def sink(item: Delta | BaseException) -> None:
+        heard.append(item)
+        if isinstance(item, BaseException):
+            ended.put(item)
+        elif item.finish_reason:
+            ended.put(None)
+
+    world.verifier.submit(request, sink)
+    return ended.get(timeout=60)
+
+
+def test_many_threads_are_served_by_one_loop(running: World) -> None:
+    """Each asks and sometimes drops out; a full queue is an answer too."""
+    failures: list[BaseException] = []
+
+    def client(number: int) -> None:
+        try:
+            for turn in range(3):
+                request = ask(f"{number}.{turn}", sampling=SamplingParams(seed=number))
+                try:
+                    assert wait_for(running, request) is None
+                except QueueFull:
+                    running.verifier.cancel(request.id)
+                    del running.heard[request.id]
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    assert running.heard
+    for name in running.heard:
+        running.check(name)
+    assert running.verifier.healthy()
+
+
+def test_a_failed_pass_ends_its_requests_and_the_next_are_served(running: World) -> None:
+    running.target.failing = RuntimeError("out of memory")
+    error = wait_for(running, ask("unlucky"))
+    assert isinstance(error, EngineError)
+    assert "out of memory" in str(error)
+    assert running.verifier.healthy(), "once may have been the request's fault"
+    assert running.target.pool.pages_in_use == 0
+    running.target.failing = None
+    assert wait_for(running, ask("next")) is None
+    running.check("next")
+
+
+def test_failing_again_and_again_is_unhealthy_until_a_pass_succeeds(running: World) -> None:
+    running.target.failing = RuntimeError("broken")
+    for number in range(3):
+        wait_for(running, ask(f"{number}"))
+    assert not running.verifier.healthy()
+    running.verifier.cancel("wakes the loop")
+    assert not running.verifier.healthy(), "idling is no success"
+    running.target.failing = None
+    assert wait_for(running, ask("next")) is None
+    assert running.verifier.healthy()
+
+
+def test_with_several_ranks_one_failure_is_enough(running: World) -> None:
+    running.target.sharded = True
+    running.target.failing = RuntimeError("a rank is gone")
+    wait_for(running, ask("r"))
+    assert not running.verifier.healthy()
+
+
+def test_stopping_ends_what_is_unfinished_and_takes_nothing_new(world: World) -> None:
+    world.submit(ask("running"))
+    world.verifier.step()
+    world.submit(ask("waiting"))
+    world.verifier.stop()
+    assert isinstance(world.heard["running"][-1], EngineError)
+    assert isinstance(world.heard["waiting"][-1], EngineError)
+    assert world.target.closed
+    assert world.target.pool.pages_in_use == 0
+    assert not world.verifier.healthy()
+    with pytest.raises(EngineError, match="stopped"):
+        world.submit(ask("too late"))
+
+
+def test_it_is_healthy_while_its_thread_lives(world: World) -> None:
+    assert not world.verifier.healthy()
+    world.verifier.start()
+    assert world.verifier.healthy()
+    world.verifier.stop()
+    assert not world.verifier.healthy()
