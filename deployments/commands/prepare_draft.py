@@ -6,8 +6,9 @@ The target answers the prompts; what it said is what the draft learns.
 import argparse
 import random
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import count, cycle, takewhile
 from pathlib import Path
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -87,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
 def _answers(target: Target, prompts: PromptFile, args: argparse.Namespace) -> list[Completion]:
     """Answers of the target until they hold enough tokens."""
     said: list[Completion] = []
-    with tqdm[None](total=args.tokens, unit="tok", desc=f"{args.target} answers") as bar:
+    bar: tqdm[NoReturn] = tqdm(total=args.tokens, unit="tok", desc=f"{args.target} answers")
+    with bar:
 
         def note(completion: Completion) -> None:
             said.append(completion)
@@ -106,19 +108,20 @@ def _requests(
     target: Target, prompts: PromptFile, args: argparse.Namespace
 ) -> Iterator[GenerationRequest]:
     """All prompts in random order, again and again, each time with the next temperature."""
+    encoded = [chat_ids(target.tokenizer, prompt) for prompt in prompts.prompts]
+    fitting = [ids for ids in encoded if len(ids) < target.context_length]
+    if not fitting:
+        raise ValueError(
+            f"prompts: none leaves room for an answer in {target.context_length} tokens of context"
+        )
     order = random.Random(args.seed)
-    number = 0
-    while True:
-        for turn, prompt in enumerate(order.sample(prompts.prompts, len(prompts.prompts))):
-            ids = chat_ids(target.tokenizer, prompt)
-            room = target.context_length - len(ids)
-            if room < 1:
-                continue
-            temperature = args.temperatures[(number + turn) % len(args.temperatures)]
+    numbers = count()
+    for temperature in cycle(args.temperatures):
+        for ids in order.sample(fitting, len(fitting)):
+            number = next(numbers)
             yield GenerationRequest(
                 id=str(number),
                 prompt=ids,
-                max_tokens=min(args.max_tokens, room),
+                max_tokens=min(args.max_tokens, target.context_length - len(ids)),
                 sampling=SamplingParams(seed=args.seed + number, temperature=temperature),
             )
-            number += 1
