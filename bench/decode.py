@@ -146,8 +146,9 @@ def _reports(tallies: Mapping[str, Tally]) -> dict[str, dict[str, float | None]]
 
 def table(summary: Mapping[str, Any]) -> str:
     """The summary for people."""
-    head = f"{'domain':<10}{'arm':<12}{'tokens/s':>10}{'tau':>7}{'alpha':>7}{'speed-up':>10}{'same':>7}"
-    lines = [head]
+    lines = [
+        f"{'domain':<10}{'arm':<12}{'tokens/s':>10}{'tau':>7}{'alpha':>7}{'speed-up':>10}{'same':>7}"
+    ]
     for domain, reports in [*summary["domains"].items(), ("all", summary["arms"])]:
         for name, row in reports.items():
             lines.append(

@@ -42,6 +42,8 @@ class TargetSpec:
             raise ValueError(f"target.device: {self.device!r} is not cpu or cuda")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("target.device: this machine has no usable GPU; use cpu")
+        if self.threads < 0:
+            raise ValueError(f"target.threads: {self.threads} is not 0 (all cores) or more")
         for name in ("tensor_parallel", "kv_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"target.{name}: {getattr(self, name)} is not 1 or more")

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from bench.decode import PLAIN, Arm, Settings, measure, summarise, table
 from bench.provenance import provenance
-from deployments.commands.options import add_target_options, target_spec
+from deployments.commands.options import add_target_options, count, target_spec
 from deployments.pool import find_draft
 from deployments.prompt_file import PromptFile, chat_ids, read_prompts
 from workers.draft import DraftSpec, InlineDraft, load_draft
@@ -38,7 +38,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="FILE",
         help='JSON lines with a "prompt"; may be given several times; a domain is a file\'s stem',
     )
-    decode.add_argument("--limit", type=int, metavar="N", help="prompts per file (default: all)")
+    decode.add_argument("--limit", type=count, metavar="N", help="prompts per file (default: all)")
     decode.add_argument("--max-tokens", type=int, default=128, metavar="M", help="%(default)s")
     decode.add_argument(
         "--arms",
@@ -58,8 +58,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run_decode(args: argparse.Namespace) -> int:
     """Raises ValueError for options that cannot be used."""
     files = [read_prompts(path, args.limit) for path in args.prompts]
+    _check_unique("prompts: two files are called", [file.domain for file in files])
     names = args.arms.split(",")
-    specs = {file.domain: _specs(names, file.domain) for file in files}
+    _check_unique("arms: two are called", names)
+    if args.json and not args.json.parent.is_dir():
+        raise ValueError(f"json: there is no folder {args.json.parent}")
+    specs = {file.domain: _specs(names, file.domain, args.target) for file in files}
     target = load_target(target_spec(args))
     settings = Settings(args.max_tokens, args.budget, args.temperature, args.seed)
     with tqdm(total=sum(len(file.prompts) for file in files), unit="prompt") as bar:
@@ -77,16 +81,30 @@ def run_decode(args: argparse.Namespace) -> int:
     return 0
 
 
-def _specs(names: Sequence[str], domain: str) -> list[tuple[str, DraftSpec | None]]:
+def _check_unique(complaint: str, names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{complaint} {twice[0]!r}; their numbers would be mixed up")
+
+
+def _specs(names: Sequence[str], domain: str, target: str) -> list[tuple[str, DraftSpec | None]]:
     """The arms' drafts for one domain; None for plain decoding."""
-    return [(name, None if name == PLAIN else find_draft(name, domain)) for name in names]
+
+    def spec_of(name: str) -> DraftSpec | None:
+        if name == PLAIN:
+            return None
+        return find_draft(name, target=target, domain=domain, plain=PLAIN)
+
+    return [(name, spec_of(name)) for name in names]
 
 
 def _load(
     specs: dict[str, list[tuple[str, DraftSpec | None]]], args: argparse.Namespace
 ) -> dict[str, InlineDraft]:
     """Every draft that some arm uses, once."""
-    wanted = {spec.name: spec for own in specs.values() for _, spec in own if spec is not None}
+    found = {spec for own in specs.values() for _, spec in own if spec is not None}
+    _check_unique("arms: two different drafts are called", [spec.name for spec in found])
+    wanted = {spec.name: spec for spec in found}
     target, threads = resolve(args.target), args.threads or os.cpu_count() or 1
     return {
         name: InlineDraft(load_draft(spec, target, dtype=args.dtype, threads=threads))

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     request = _request(args, target)
     drafts = {}
     if request.draft is not None:
-        spec = find_draft(request.draft)
+        spec = find_draft(request.draft, target=args.target)
         threads = args.threads or os.cpu_count() or 1
         draft = load_draft(spec, resolve(args.target), dtype=args.dtype, threads=threads)
         drafts[request.draft] = InlineDraft(draft)

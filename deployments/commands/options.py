@@ -20,5 +20,13 @@ def add_target_options(parser: argparse.ArgumentParser, *, dtype: str = "bfloat1
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: all cores)")
 
 
+def count(text: str) -> int:
+    """An option's value that must be 1 or more."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
+
+
 def target_spec(args: argparse.Namespace) -> TargetSpec:
     return TargetSpec(model=args.target, dtype=args.dtype, device=args.device, threads=args.threads)

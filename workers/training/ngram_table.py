@@ -22,7 +22,7 @@ from workers.engine.vocabulary import Vocabulary
 
 ORDER = 6
 _BREAK = -1  # stands before each sequence: no context reaches across it
-_TOKENS = "tokens.npz"
+TOKENS = "tokens.npz"
 _CONFIG = "config.json"
 # Short contexts occur thousands of times; this many evenly spaced occurrences estimate the counts.
 _COUNTED = 2048
@@ -70,7 +70,7 @@ class NgramTable:
         """Raises ValueError when the folder holds no table."""
         try:
             config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-            with np.load(folder / _TOKENS) as saved:
+            with np.load(folder / TOKENS) as saved:
                 tokens = saved["tokens"].astype(np.int32) - 1
         except FileNotFoundError as error:
             raise ValueError(
@@ -82,7 +82,7 @@ class NgramTable:
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         kind = np.uint16 if self.vocabulary.size < 2**16 - 1 else np.uint32
-        np.savez_compressed(folder / _TOKENS, tokens=(self._tokens + 1).astype(kind))
+        np.savez_compressed(folder / TOKENS, tokens=(self._tokens + 1).astype(kind))
         config = {
             "kind": "ngram",
             "order": ORDER,
