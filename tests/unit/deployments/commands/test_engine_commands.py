@@ -1,0 +1,235 @@
+"""generate, bench decode and prepare-draft from end to end, on a tiny target."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.cli import main
+from deployments.commands import prepare_draft
+from deployments.prompt_file import PromptFile
+from tests.tiny import CONTEXT, make_target
+from workers.engine.vocabulary import vocabulary_of
+from workers.request import GenerationRequest
+from workers.training.ngram_table import NgramTable
+
+pytestmark = pytest.mark.usefixtures("single_thread")
+
+Command = Callable[..., dict[str, Any]]
+TINY = ("--dtype", "float32", "--threads", "1")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "songs.jsonl"
+    lines = ["on and on and on", "你好", "the thing and the other thing"]
+    path.write_text("\n".join(json.dumps({"prompt": line}) for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def failed(capsys: pytest.CaptureFixture[str]) -> Callable[[Sequence[str]], str]:
+    """Run a command that must fail as a user's mistake; what it said."""
+
+    def run(arguments: Sequence[str]) -> str:
+        try:
+            assert main(arguments) == 2
+        except SystemExit as exit_:
+            assert exit_.code == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert "Traceback" not in captured.err
+        return captured.err
+
+    return run
+
+
+# -- generate ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def generated(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    def run(*options: str) -> dict[str, Any]:
+        arguments = ["generate", "--prompt", "on and on", "--target", str(tiny_folder), *TINY]
+        assert main([*arguments, "--max-tokens", "24", "--json", *options]) == 0
+        facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return facts
+
+    return run
+
+
+def test_the_text_is_the_targets_with_any_draft(
+    generated: Command, tiny_folder: Path, stranger_folder: Path
+) -> None:
+    plain = generated("--draft", "none")
+    assert (plain["draft"], plain["drafted"], plain["tau"], plain["alpha"]) == (None, 0, 1.0, None)
+    for draft in ("ngram", str(tiny_folder), str(stranger_folder)):
+        facts = generated("--draft", draft, "--budget", "6")
+        assert facts["text"] == plain["text"]
+        assert facts["tokens"] == plain["tokens"]
+        assert facts["draft"] == draft
+        assert facts["tau"] == pytest.approx(len(facts["tokens"]) / facts["steps"])
+    own = generated("--draft", str(tiny_folder), "--budget", "6")
+    assert own["alpha"] == 1.0
+    assert own["tau"] > 1.5
+
+
+def test_a_seed_repeats_a_text_and_without_one_texts_vary(generated: Command) -> None:
+    hot = ("--temperature", "1.5", "--draft", "none")
+    first = generated(*hot, "--seed", "7")
+    assert first["seed"] == 7
+    assert generated(*hot, "--seed", "7")["tokens"] == first["tokens"]
+    unseeded = [generated(*hot) for _ in range(3)]
+    assert len({tuple(facts["tokens"]) for facts in unseeded}) == 3
+    again = generated(*hot, "--seed", str(unseeded[0]["seed"]))
+    assert again["tokens"] == unseeded[0]["tokens"], "the seed it drew is told"
+
+
+def test_for_people_text_goes_to_stdout_and_numbers_to_stderr(
+    generated: Command, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = generated()
+    arguments = ["generate", "--prompt", "on and on", "--target", str(tiny_folder), *TINY]
+    assert main([*arguments, "--max-tokens", "24"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == expected["text"] + "\n"
+    assert f"[{len(expected['tokens'])} tokens, " in captured.err
+    assert f"tau {expected['tau']:.2f}" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-tokens", "0"], "max_tokens: 0 is not 1 or more"),
+        (["--max-tokens", "999"], "max_tokens: 999 do not fit"),
+        (["--budget", "-1"], "budget: -1 is not 0 or more"),
+        (["--temperature", "nan"], "temperature: nan is not 0 or more"),
+        (["--top-p", "7"], "top_p: 7.0 is not more than 0"),
+        (["--seed", "-1"], "seed: -1 is not"),
+        (["--threads", "-1"], "target.threads: -1 is not 0"),
+        (["--draft", "nobody"], "draft: 'nobody' is no member of the pool"),
+        (["--draft", "lm"], "layers: the model has layers 0 to 1, not [28, 29]"),
+        (["--target", "/no/such/folder"], "/no/such/folder"),
+    ],
+    ids=lambda value: value[0].strip("-") if isinstance(value, list) else "",
+)
+def test_options_that_cannot_be_used_are_named(
+    tiny_folder: Path,
+    failed: Callable[[Sequence[str]], str],
+    options: list[str],
+    message: str,
+) -> None:
+    arguments = ["generate", "--prompt", "x", "--target", str(tiny_folder), *TINY]
+    assert message in failed([*arguments, "--max-tokens", "4", *options])
+
+
+# -- prepare-draft, and what it made in bench decode -----------------------------------------------
+
+
+def test_a_prepared_draft_is_measured_against_plain_decoding(
+    tiny_folder: Path, tmp_path: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, numbers = tmp_path / "songs", tmp_path / "numbers.json"
+    common = ["--prompts", str(prompts), "--target", str(tiny_folder), *TINY]
+    arguments = ["prepare-draft", "--domain", "songs", "--out", str(out), "--tokens", "200"]
+    assert main([*arguments, "--max-tokens", "30", "--temperatures", "0,0.5", *common]) == 0
+    table = NgramTable.load(out)
+    assert table.vocabulary == vocabulary_of(tiny_folder)
+    card = table.card
+    assert (card["domain"], card["prompts"]) == ("songs", "songs.jsonl")
+    assert card["tokens"] >= 200
+    assert f"{out}: {card['tokens']:,} tokens of {card['answers']:,} answers" in (
+        capsys.readouterr().out
+    )
+
+    arms = f"plain,{out}"
+    arguments = ["bench", "decode", "--arms", arms, "--limit", "2", "--max-tokens", "25"]
+    assert main([*arguments, "--json", str(numbers), *common]) == 0
+    summary = json.loads(numbers.read_text())
+    assert summary["arms"] == summary["domains"]["songs"]
+    plain, drafted = summary["arms"]["plain"], summary["arms"][str(out)]
+    assert (plain["tau"], plain["alpha"], plain["speedup"], plain["exact_match"]) == (1, None, 1, 1)
+    assert drafted["exact_match"] == 1
+    assert drafted["tau"] > 1.3, "it has seen these very answers"
+    assert 0 < drafted["alpha"] <= 1
+    ratio = drafted["tokens_per_second"] / plain["tokens_per_second"]
+    assert drafted["speedup"] == pytest.approx(ratio)
+    assert summary["run"]["command"]
+    assert "songs" in capsys.readouterr().out
+
+
+def requests_of(
+    tiny_folder: Path, prompts: Sequence[str], temperatures: Sequence[float], number: int
+) -> list[GenerationRequest]:
+    from argparse import Namespace
+
+    from workers.target import TargetSpec, load_target
+
+    target = load_target(TargetSpec(str(tiny_folder), dtype="float32", kv_tokens=64, threads=1))
+    args = Namespace(seed=5, temperatures=temperatures, max_tokens=30)
+    requests = prepare_draft._requests(target, PromptFile("d", tuple(prompts)), args)
+    return [next(requests) for _ in range(number)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_round_over_the_prompts_has_the_next_temperature(
+    tiny_folder: Path, size: int
+) -> None:
+    made = requests_of(tiny_folder, "abc"[:size], [0, 0.8], 3 * size)
+    rounds = [made[start : start + size] for start in range(0, 3 * size, size)]
+    assert [{request.sampling.temperature for request in one} for one in rounds] == [
+        {0},
+        {0.8},
+        {0},
+    ]
+    assert len({frozenset(request.prompt for request in one) for one in rounds}) == 1
+    assert len({request.sampling.seed for request in made}) == len(made)
+    assert len({request.id for request in made}) == len(made)
+
+
+def test_prompts_that_leave_little_room_get_short_answers_and_others_are_left_out(
+    tiny_folder: Path,
+) -> None:
+    # A prompt of n letters is n + 3 tokens: user, letters, end, assistant.
+    made = requests_of(tiny_folder, ["y" * (CONTEXT - 10), "z" * CONTEXT], [0], 2)
+    assert [len(request.prompt) + request.max_tokens for request in made] == [CONTEXT, CONTEXT]
+    with pytest.raises(ValueError, match="^prompts: none leaves room for an answer in 160 tokens"):
+        requests_of(tiny_folder, ["z" * CONTEXT], [0], 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--limit", "0"], "--limit: 0 is not 1 or more"),
+        (["--arms", "plain,plain"], "arms: two are called 'plain'"),
+        (["--arms", "plain,nobody"], "use 'plain' for plain decoding"),
+        (["--json", "/no/such/folder/x.json"], "json: there is no folder /no/such/folder"),
+        (["--prompts", "/no/such/file"], "prompts: there is no file /no/such/file"),
+        (["--max-tokens", "0"], "max_tokens: 0 is not 1 or more"),
+    ],
+    ids=lambda value: value[0].strip("-") if isinstance(value, list) else "",
+)
+def test_what_bench_cannot_measure_is_named(
+    tiny_folder: Path,
+    prompts: Path,
+    failed: Callable[[Sequence[str]], str],
+    options: list[str],
+    message: str,
+) -> None:
+    arguments = ["bench", "decode", "--prompts", str(prompts), "--target", str(tiny_folder), *TINY]
+    assert message in failed([*arguments, "--max-tokens", "4", "--arms", "plain", *options])
+
+
+def test_bench_refuses_names_under_which_numbers_would_be_mixed_up(
+    tiny_folder: Path, tmp_path: Path, prompts: Path, failed: Callable[[Sequence[str]], str]
+) -> None:
+    one, other = (make_target(tmp_path / n / "same", seed=1, num_hidden_layers=1) for n in "ab")
+    arguments = ["bench", "decode", "--prompts", str(prompts), "--target", str(tiny_folder), *TINY]
+    said = failed([*arguments, "--arms", f"{one},{other}"])
+    assert "arms: two different drafts are called 'same'" in said
+    copy = tmp_path / "elsewhere" / prompts.name
+    copy.parent.mkdir()
+    copy.write_bytes(prompts.read_bytes())
+    assert "prompts: two files are called 'songs'" in failed([*arguments, "--prompts", str(copy)])

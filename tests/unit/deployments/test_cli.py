@@ -1,0 +1,47 @@
+"""The command line's manners: what a mistake looks like."""
+
+from typing import Any
+
+import pytest
+
+from deployments import cli
+from deployments.commands import generate
+
+
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["--help"])
+    assert exit_.value.code == 0
+    said = capsys.readouterr().out
+    assert all(f"\n    {name.replace('_', '-')}" in said for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["fly"], ["generate"], ["bench"], ["bench", "decode"], ["prepare-draft"]]
+)
+def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(arguments)
+    assert exit_.value.code == 2
+    assert "usage: outrider" in capsys.readouterr().err
+
+
+def test_a_users_mistake_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "--prompt", "  "]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == "outrider: prompt: is empty; give some text\n"
+    assert captured.out == ""
+
+
+def test_our_own_mistakes_are_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(args: Any) -> int:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(generate, "run", broken)
+    with pytest.raises(KeyError):
+        cli.main(["generate", "--prompt", "x"])
+
+
+def test_the_status_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "run", lambda args: 7)
+    assert cli.main(["generate", "--prompt", "x"]) == 7
