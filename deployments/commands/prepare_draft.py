@@ -6,7 +6,7 @@ The target answers the prompts; what it said is what the draft learns.
 import argparse
 import random
 from collections.abc import Iterator
-from itertools import count, cycle, takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import NoReturn
 
@@ -107,18 +107,21 @@ def _answers(target: Target, prompts: PromptFile, args: argparse.Namespace) -> l
 def _requests(
     target: Target, prompts: PromptFile, args: argparse.Namespace
 ) -> Iterator[GenerationRequest]:
-    """All prompts in random order, again and again, each time with the next temperature."""
+    """All prompts in a random order, again and again. The temperatures take turns from prompt to
+    prompt, and for each prompt from round to round.
+    """
     encoded = [chat_ids(target.tokenizer, prompt) for prompt in prompts.prompts]
     fitting = [ids for ids in encoded if len(ids) < target.context_length]
     if not fitting:
         raise ValueError(
             f"prompts: none leaves room for an answer in {target.context_length} tokens of context"
         )
-    order = random.Random(args.seed)
+    shuffled = random.Random(args.seed).sample(fitting, len(fitting))
     numbers = count()
-    for temperature in cycle(args.temperatures):
-        for ids in order.sample(fitting, len(fitting)):
+    for turn in count():
+        for place, ids in enumerate(shuffled):
             number = next(numbers)
+            temperature = args.temperatures[(turn + place) % len(args.temperatures)]
             yield GenerationRequest(
                 id=str(number),
                 prompt=ids,
