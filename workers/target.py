@@ -159,7 +159,7 @@ def _pages(spec: TargetSpec) -> int:
 
 
 def _context_length(spec: TargetSpec, longest: int) -> int:
-    wanted = spec.context_length or longest
+    wanted = longest if spec.context_length is None else spec.context_length
     if not 1 <= wanted <= longest:
         raise ValueError(f"target.context_length: {wanted} is not between 1 and {longest}")
     return wanted
