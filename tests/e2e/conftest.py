@@ -1,7 +1,6 @@
 """One Ray cluster for all end-to-end tests, and one server over a tiny target in it."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from ray import serve
 from ray.serve.schema import LoggingConfig
 
 from deployments.app import build
+from deployments.commands.serve import set_environment
 from deployments.config import OutriderConfig
 from tests.serving import busy, free_port, wait_until
 from tests.tiny import make_target
@@ -25,10 +25,10 @@ CONTEXT = 1024
 def cluster() -> Iterator[int]:
     """A cluster that declares GPUs it does not have, and the port its servers listen on."""
     port = free_port()
-    os.environ.setdefault("RAY_worker_niceness", "0")
+    set_environment()
     ray.init(
         address="local",
-        num_cpus=8,
+        num_cpus=5,
         num_gpus=4,
         object_store_memory=128 * 2**20,
         include_dashboard=False,

@@ -52,7 +52,7 @@ def child(group: PlacementGroup, bundle: int, threads: int) -> Any:
 def test_each_rank_has_a_gpu_of_its_own_and_a_draft_none(group: PlacementGroup) -> None:
     places = [*(rank_bundle(CUDA, rank) for rank in range(3)), draft_bundle(0)]
     children = [child(group, bundle, threads=3) for bundle in places]
-    seen = ray.get([probe.look.remote() for probe in children], timeout=60)
+    seen = ray.get([probe.look.remote() for probe in children], timeout=150)
     assert {where for where, _, _ in seen} == {group.id.hex()}
     *ranks, draft = [gpus for _, gpus, _ in seen]
     assert [len(gpus) for gpus in ranks] == [1, 1, 1]
@@ -65,7 +65,7 @@ def test_a_bundle_holds_one_child(group: PlacementGroup) -> None:
     """A child that asks for another's place waits, instead of taking a second share of a GPU."""
     bundle = rank_bundle(CUDA, 1)
     first, second = (child(group, bundle, threads=1) for _ in range(2))
-    ray.get(first.look.remote(), timeout=60)
+    ray.get(first.look.remote(), timeout=150)
     done, _ = ray.wait([second.look.remote()], timeout=1)
     assert done == []
 
