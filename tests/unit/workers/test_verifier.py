@@ -301,6 +301,26 @@ def test_a_good_draft_saves_steps(world: World) -> None:
     assert world.tokens("plain") == world.tokens("drafted")
 
 
+def test_the_last_token_needs_no_guess(world: World) -> None:
+    depths: list[int] = []
+    propose = world.draft.propose
+
+    def noting(requests: Sequence[DraftRequest]) -> Callable[[float], list[Any]]:
+        depths.extend(request.depth for request in requests)
+        return propose(requests)
+
+    world.draft.propose = noting  # type: ignore[method-assign]
+    world.submit(ask("one", max_tokens=1))
+    run(world)
+    assert depths == []
+    world.draft.mood = "mad"  # one token a step
+    request = ask("four", max_tokens=4, sampling=SamplingParams(seed=0, logit_bias=((EOS, -100),)))
+    world.submit(request)
+    run(world)
+    world.check("four")
+    assert depths == [3, 2, 1]
+
+
 @pytest.mark.parametrize("mood", ["dead", "late", "mad", "miscounting"])
 def test_a_bad_draft_is_counted_and_its_sequences_decode_plainly(world: World, mood: str) -> None:
     world.draft.mood = mood
