@@ -27,11 +27,10 @@ class KVStore:
         device: torch.device,
     ) -> None:
         # Zeros, not empty: a slot never written must not hold a NaN that a masked score would keep.
-        self.keys = [
-            torch.zeros(slots, kv_heads, head_dim, dtype=dtype, device=device)
-            for _ in range(layers)
-        ]
-        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        # From torch.zeros, not zeros_like: only then is memory taken as slots are first written.
+        shape = (slots, kv_heads, head_dim)
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [T, kv_heads, head_dim] of one layer at slots [T]."""
