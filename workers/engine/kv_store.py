@@ -4,6 +4,8 @@ Which slot belongs to whom is decided by `cache.kv_pool`; every rank of a tensor
 holds a store of its own heads and obeys the same slot numbers.
 """
 
+from math import prod
+from mmap import mmap
 from typing import Any
 
 import torch
@@ -27,10 +29,9 @@ class KVStore:
         device: torch.device,
     ) -> None:
         # Zeros, not empty: a slot never written must not hold a NaN that a masked score would keep.
-        # From torch.zeros, not zeros_like: only then is memory taken as slots are first written.
         shape = (slots, kv_heads, head_dim)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.keys = [_zeros(shape, dtype, device) for _ in range(layers)]
+        self.values = [_zeros(shape, dtype, device) for _ in range(layers)]
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [T, kv_heads, head_dim] of one layer at slots [T]."""
@@ -47,6 +48,14 @@ class KVStore:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take memory on a CPU only where they are written: a pool is rarely full."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap(-1, prod(shape) * dtype.itemsize)  # anonymous: the kernel maps zeros
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 class PoolCache:
