@@ -21,10 +21,10 @@ def slots_of(tensor: torch.Tensor) -> list[float]:
 
 def test_moves_read_everything_before_they_write() -> None:
     made = store()
-    made.move((2, 4, 5), (1, 2, 4))
-    assert slots_of(made.keys[0]) == [0, 2, 4, 3, 5, 5]
-    assert slots_of(made.keys[1]) == [10, 12, 14, 13, 15, 15]
-    assert slots_of(made.values[1]) == [-10, -12, -14, -13, -15, -15]
+    made.move((2, 4, 1), (4, 1, 2))  # every source is also a target
+    assert slots_of(made.keys[0]) == [0, 4, 1, 3, 2, 5]
+    assert slots_of(made.keys[1]) == [10, 14, 11, 13, 12, 15]
+    assert slots_of(made.values[1]) == [-10, -14, -11, -13, -12, -15]
 
 
 def test_the_cache_writes_one_layer_at_the_packs_slots_and_shows_its_whole_store() -> None:
