@@ -206,8 +206,9 @@ The same sources on both sides: this flatters.
 ## Evaluation prompts: other sources, by the committed model
 
 Not fitted on, but settings (the penalty, the weight of the script features, two Chinese features)
-were compared on these scores and errors, so they flatter the model a little. Part of `en` is puzzles and estimates that call for arithmetic, part of `zh` bare sums and
-texts to translate: there is no clean boundary.
+were compared on these scores and errors, so they flatter the model a little. Part of `en` is
+puzzles and estimates that call for arithmetic, part of `zh` bare sums and texts to translate: there
+is no clean boundary.
 
 {unseen}
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from tests.tiny import make_target
 
+from tests.tiny import make_target
 from workers.completion import run_requests
 from workers.draft import DraftSpec, InlineDraft, load_draft
 from workers.engine.pack import Pack, Segment, chain_parents, tree_parents

@@ -37,9 +37,7 @@ def test_a_folder_is_the_kind_of_draft_that_lies_in_it(tmp_path: Path) -> None:
 
 
 def test_anything_else_is_refused_with_the_choices(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"^draft: 'x' is no member of the pool \(code, "
-    ):
+    with pytest.raises(ValueError, match=r"^draft: 'x' is no member of the pool \(code, "):
         find_draft("x", target=DEFAULT_TARGET)
     with pytest.raises(ValueError, match="use 'plain' for plain decoding"):
         find_draft(str(tmp_path), target=DEFAULT_TARGET, plain="plain")

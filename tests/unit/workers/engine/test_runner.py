@@ -190,9 +190,7 @@ def test_rows_that_nobody_wants_are_not_computed(engine_with: Callable[..., Engi
 def test_kv_heads_must_divide_among_the_ranks(tmp_path: Path) -> None:
     folder = make_target(tmp_path / "model", num_key_value_heads=2)
     model = load_model(folder, dtype="float32", device=CPU)
-    with pytest.raises(
-        ValueError, match="^tensor_parallel: 4 ranks cannot share the target's 2"
-    ):
+    with pytest.raises(ValueError, match="^tensor_parallel: 4 ranks cannot share the target's 2"):
         Runner(model, 16, shards=4)
 
 
