@@ -53,12 +53,19 @@ def test_without_plain_decoding_there_is_nothing_to_compare_with() -> None:
 
 def test_the_whole_is_weighted_by_what_was_said_not_by_domain() -> None:
     results = {
-        "short": {"plain": tally(1.0, answer("x", 10, 10)), "d": tally(1.0, answer("x", 10, 5))},
-        "long": {"plain": tally(9.0, answer("y", 90, 90)), "d": tally(3.0, answer("y", 90, 30))},
+        "short": {
+            "plain": tally(1.0, answer("x", 10, 10)),
+            "d": tally(1.0, answer("x", 10, 5, 20, 5)),
+        },
+        "long": {
+            "plain": tally(9.0, answer("y", 90, 90)),
+            "d": tally(3.0, answer("y", 90, 30, tested=80, accepted=60)),
+        },
     }
     summary = summarise(results)
     assert summary["arms"]["d"]["tokens_per_second"] == 100 / 4
     assert summary["arms"]["d"]["tau"] == 100 / 35
+    assert summary["arms"]["d"]["alpha"] == 65 / 100
     assert summary["arms"]["d"]["speedup"] == (100 / 4) / (100 / 10)
     assert summary["domains"]["short"]["d"]["speedup"] == 1.0
     assert summary["domains"]["long"]["d"]["speedup"] == 3.0
