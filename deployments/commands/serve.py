@@ -27,8 +27,11 @@ OBJECT_STORE_BYTES = 256 * 2**20
 RAY_SETTINGS = {
     # Ray's workers would be nice to every other process of the machine; a server is not.
     "RAY_worker_niceness": "0",
-    # Serve's own loop runs our code: half the cost of a chunk. Nothing of ours blocks a loop.
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # Serve's own loop runs our code, which saves a hop between threads for every chunk. Nothing of
+    # ours blocks a loop. Not RAY_SERVE_THROUGHPUT_OPTIMIZED: it also lets replicas listen on ports
+    # of their own, and every shutdown then drains them for 30 s.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
 """Set unless the environment has them; Ray reads them when its processes start."""
 
