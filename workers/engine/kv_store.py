@@ -45,10 +45,6 @@ class KVStore:
         for tensor in (*self.keys, *self.values):
             tensor.index_copy_(0, dst, tensor.index_select(0, src))
 
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
-
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that take memory on a CPU only where they are written: a pool is rarely full."""
