@@ -5,8 +5,17 @@ import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 
-COMMANDS = ("serve", "generate", "bench", "prepare_draft", "models")
+COMMANDS = {
+    "serve": "answer over HTTP",
+    "generate": "answer one prompt in this process, without a server",
+    "bench": "measure on this machine",
+    "prepare-draft": "make a draft for a target and a domain",
+    "models": "fetch and convert models",
+}
+"""What each is for. Only the module of the one that was asked for is imported: most bring torch
+along, which takes seconds."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,8 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Speculative decoding with many drafts for one target, exact to the token.",
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        import_module(f"deployments.commands.{command}").add_parser(subparsers)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    for command, purpose in COMMANDS.items():
+        own = subparsers.add_parser(command, help=purpose)
+        if command in arguments[:1]:
+            _module_of(command).add_arguments(own)
     args = parser.parse_args(arguments)
     try:
         status: int = args.func(args)
@@ -26,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"outrider: {error}", file=sys.stderr)
         return 2
     return status
+
+
+def _module_of(command: str) -> ModuleType:
+    return import_module(f"deployments.commands.{command.replace('-', '_')}")
 
 
 if __name__ == "__main__":

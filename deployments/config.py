@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from workers.draft import DraftSpec
+from workers.draft import DraftKind, DraftSpec
 from workers.engine.model_store import DEFAULT_TARGET
 
 REDIS_URL_VARIABLE = "OUTRIDER_REDIS_URL"
@@ -24,6 +24,8 @@ TABLES = Path(__file__).resolve().parents[1] / "drafts"
 
 RESERVED_NAMES = ("auto", "none")
 """What `speculation.draft` means without naming a draft; no pool member may be called so."""
+
+_PLACEMENTS: Mapping[DraftKind, Literal["inline", "actor"]] = {"ngram": "inline", "lm": "actor"}
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 _PositiveInt = Annotated[int, Field(ge=1)]
@@ -69,10 +71,10 @@ class TargetConfig(_Section):
 
 
 class DraftConfig(_Section):
-    """One member of the pool. The fields are those of `workers.draft.DraftSpec`."""
+    """One member of the pool: the fields of `workers.draft.DraftSpec`, and where it runs."""
 
     name: _Name
-    kind: Literal["ngram", "lm"]
+    kind: DraftKind
     path: str | None = Field(default=None, description="table folder (ngram) or model (lm)")
     domain: str | None = Field(
         default=None, description="what the router may send it: code, math, en, zh"
@@ -80,6 +82,10 @@ class DraftConfig(_Section):
     verification: Literal["invariant", "ratio"] = "invariant"
     layers: tuple[int, ...] = Field(
         default=(), description="lm only: these layers of the target make it"
+    )
+    placement: Literal["inline", "actor"] | None = Field(
+        default=None,
+        description="in the verifier's process or in one of its own; unset: ngram inline, lm actor",
     )
 
     @field_validator("name")
@@ -98,6 +104,12 @@ class DraftConfig(_Section):
     def _makes_a_spec(self) -> Self:
         self.spec()
         return self
+
+    @property
+    def inline(self) -> bool:
+        """Whether it runs in the decode loop itself: a proposal of n-grams takes microseconds, a
+        message to another process a millisecond or two."""
+        return (self.placement or _PLACEMENTS[self.kind]) == "inline"
 
     def spec(self) -> DraftSpec:
         """The same, as the floor below knows it."""
@@ -201,6 +213,11 @@ class OutriderConfig(_Section):
         if self.drafts is not None:
             return self.drafts
         return default_pool() if self.target.model == DEFAULT_TARGET else ()
+
+    @property
+    def draft_actors(self) -> tuple[DraftConfig, ...]:
+        """Those of the pool that have a process of their own, in the pool's order."""
+        return tuple(draft for draft in self.pool if not draft.inline)
 
     def from_environment(self, environment: Mapping[str, str] = os.environ) -> "OutriderConfig":
         """The same with what the environment overrides: where Redis is differs by host."""

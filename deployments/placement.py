@@ -1,15 +1,15 @@
 """Where the processes of one verifier go, and how many threads each may use.
 
-One placement group per replica: bundle 0 is the replica itself (rank 0 and the decode loop), then
-a bundle per draft actor, then one per further target rank. Without an explicit bundle index Ray
-would put a child wherever there is room, which on a machine with GPUs may be the bundle of
-another rank.
+One placement group per replica: bundle 0 is the replica itself (rank 0, the decode loop and inline
+drafts), then a bundle per draft actor, then one per further target rank. Without an explicit bundle
+index Ray would put a child wherever there is room, which on a machine with GPUs may be the bundle
+of another rank.
 """
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
+from joblib import cpu_count
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -40,14 +40,16 @@ class Threads:
     ngram: int = 1
 
     def of(self, draft: DraftConfig) -> int:
-        """Threads of one draft's process."""
+        """Threads of one draft; one in the verifier's process computes while the rank waits."""
+        if draft.inline:
+            return self.rank
         return self.ngram if draft.kind == "ngram" else self.lm
 
 
 def threads_for(config: OutriderConfig, cores: int | None = None) -> Threads:
-    """Fits the busy ones onto this machine's cores (those this process may use, unless given)."""
-    cores = cores or len(os.sched_getaffinity(0))
-    models = sum(draft.kind == "lm" for draft in config.pool)
+    """Fits the busy ones onto the cores (unless given: those that affinity and cgroup allow)."""
+    cores = cores or cpu_count()
+    models = sum(draft.kind == "lm" for draft in config.draft_actors)
     return Threads(
         rank=config.target.threads or max(1, cores // config.target.tensor_parallel),
         lm=max(1, cores // (2 * max(1, models))),
@@ -57,18 +59,20 @@ def threads_for(config: OutriderConfig, cores: int | None = None) -> Threads:
 def bundles(config: OutriderConfig) -> list[dict[str, float]]:
     """The replica's placement group: resources of bundle 0, of each draft, of each further rank."""
     rank = rank_resources(config.target)
-    drafts = [{"CPU": LM_CPUS if draft.kind == "lm" else NGRAM_CPUS} for draft in config.pool]
+    drafts = [
+        {"CPU": LM_CPUS if draft.kind == "lm" else NGRAM_CPUS} for draft in config.draft_actors
+    ]
     return [rank, *drafts, *(dict(rank) for _ in range(config.target.tensor_parallel - 1))]
 
 
 def draft_bundle(draft: int) -> int:
-    """The bundle of pool member number `draft`."""
+    """The bundle of draft actor number `draft`."""
     return 1 + draft
 
 
 def rank_bundle(config: OutriderConfig, rank: int) -> int:
     """The bundle of a target rank; rank 0 is the replica."""
-    return 0 if rank == 0 else len(config.pool) + rank
+    return 0 if rank == 0 else len(config.draft_actors) + rank
 
 
 def rank_resources(target: TargetConfig) -> dict[str, float]:

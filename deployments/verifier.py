@@ -23,6 +23,7 @@ from deployments.links import TargetFacts, VerifierStatus
 from deployments.metrics import VerifierMetrics
 from deployments.placement import Threads, bundles, child_options, draft_bundle, threads_for
 from deployments.target_ranks import RankSet
+from workers.draft import InlineDraft, load_draft
 from workers.engine.model_store import resolve
 from workers.request import Delta, GenerationRequest
 from workers.scheduler import Limits
@@ -60,7 +61,7 @@ class DecodeLoop(Protocol):
 
 
 class PoolMember(Protocol):
-    """The part of a `RayDraft` that is used here."""
+    """The part of a `workers.draft.DraftClient` that is used here."""
 
     def ready(self) -> bool:
         """Whether it can be asked now. Asking is what brings one back that was away."""
@@ -184,10 +185,10 @@ class VerifierDeployment:
 
 
 def open_engine(config: OutriderConfig) -> Engine:
-    """Starts everything a replica needs: draft actors, ranks, the target and the loop.
+    """Starts everything a replica needs: drafts, ranks, the target and the loop.
 
-    Drafts load while the target does. Call it in the replica: the children go into its placement
-    group.
+    Draft actors load while the target does. Call it in the replica: the children go into its
+    placement group.
 
     Raises:
         ValueError: the target or a draft cannot be served, with the reason.
@@ -195,11 +196,13 @@ def open_engine(config: OutriderConfig) -> Engine:
     group = get_current_placement_group()
     assert group is not None, "app.build gives the replica a placement group"
     threads = threads_for(config)
-    drafts = start_drafts(config, group, threads)
+    actors = start_draft_actors(config, group, threads)
+    inline = load_inline_drafts(config, threads)
     ranks = RankSet(config, group, threads) if config.target.tensor_parallel > 1 else None
     target = load_target(_target_spec(config, threads), ranks.launch if ranks else None)
-    for name, draft in drafts.items():
-        wait_for_draft(name, draft.loading)
+    for name, actor in actors.items():
+        wait_for_draft(name, actor.loading)
+    drafts: dict[str, RayDraft | InlineDraft] = {**actors, **inline}
     loop = build_verifier(
         target,
         drafts,
@@ -210,21 +213,37 @@ def open_engine(config: OutriderConfig) -> Engine:
     return Engine(loop, facts_of(config, target), drafts, ranks)
 
 
-def start_drafts(
-    config: OutriderConfig, group: PlacementGroup, threads: Threads
-) -> dict[str, RayDraft]:
-    """One actor per pool member; returns while they are loading. They restart by themselves."""
+def load_inline_drafts(config: OutriderConfig, threads: Threads) -> dict[str, InlineDraft]:
+    """The pool members that run in this process, loaded.
+
+    Raises:
+        ValueError: one is not for this target.
+    """
     path = resolve(config.target.model)
     return {
-        draft.name: _start_draft(config, number, path, group, threads)
-        for number, draft in enumerate(config.pool)
+        draft.name: InlineDraft(
+            load_draft(draft.spec(), path, dtype=config.target.dtype, threads=threads.of(draft))
+        )
+        for draft in config.pool
+        if draft.inline
     }
 
 
-def _start_draft(
+def start_draft_actors(
+    config: OutriderConfig, group: PlacementGroup, threads: Threads
+) -> dict[str, RayDraft]:
+    """The pool members with a process of their own, loading. They restart by themselves."""
+    path = resolve(config.target.model)
+    return {
+        draft.name: _start_draft_actor(config, number, path, group, threads)
+        for number, draft in enumerate(config.draft_actors)
+    }
+
+
+def _start_draft_actor(
     config: OutriderConfig, number: int, target: Path, group: PlacementGroup, threads: Threads
 ) -> RayDraft:
-    draft = config.pool[number]
+    draft = config.draft_actors[number]
     bundle = draft_bundle(number)
     options = child_options(group, bundle, bundles(config)[bundle], threads.of(draft))
     worker: Any = ray.remote(DraftWorker).options(max_restarts=-1, max_task_retries=0, **options)

@@ -116,7 +116,10 @@ class InlineDraft:
         return True
 
     def propose(self, requests: Sequence[DraftRequest]) -> Callable[[float], list[Proposal | None]]:
-        proposals = self._draft.propose(requests)
+        try:
+            proposals = self._draft.propose(requests)
+        except Exception as error:  # guesses are lost, and nobody's answer
+            raise DraftUnavailable(f"draft {self._draft.name} failed: {error!r}") from error
         return lambda _timeout: proposals
 
     def commit(self, updates: Sequence[DraftUpdate]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from joblib import cpu_count
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -143,7 +144,7 @@ def run_target_rank(spec: TargetSpec, rank: int, address: str, port: int) -> Non
 
 
 def _load_runner(spec: TargetSpec) -> tuple[Runner, Any, frozenset[int]]:
-    torch.set_num_threads(spec.threads or os.cpu_count() or 1)
+    torch.set_num_threads(spec.threads or cpu_count())
     model = load_model(
         resolve(spec.model),
         dtype=spec.dtype,

@@ -2,10 +2,10 @@
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from joblib import cpu_count
 from tqdm import tqdm
 
 from bench.decode import PLAIN, Arm, Settings, measure, summarise, table
@@ -20,9 +20,8 @@ from workers.target import Target, load_target
 from workers.verifier import build_verifier
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    bench = subparsers.add_parser("bench", help="measure on this machine")
-    kinds = bench.add_subparsers(dest="bench", required=True, metavar="WHAT")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="bench", required=True, metavar="WHAT")
     decode = kinds.add_parser(
         "decode",
         help="tokens per second, tau and alpha of drafts against plain decoding",
@@ -105,7 +104,7 @@ def _load(
     found = {spec for own in specs.values() for _, spec in own if spec is not None}
     _check_unique("arms: two different drafts are called", [spec.name for spec in found])
     wanted = {spec.name: spec for spec in found}
-    target, threads = resolve(args.target), args.threads or os.cpu_count() or 1
+    target, threads = resolve(args.target), args.threads or cpu_count()
     return {
         name: InlineDraft(load_draft(spec, target, dtype=args.dtype, threads=threads))
         for name, spec in wanted.items()

@@ -2,10 +2,11 @@
 
 import argparse
 import json
-import os
 import secrets
 import sys
 from typing import Any
+
+from joblib import cpu_count
 
 from deployments.commands.options import add_target_options, target_spec
 from deployments.pool import PLAIN, find_draft
@@ -20,12 +21,10 @@ from workers.target import Target, load_target
 from workers.verifier import build_verifier
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
-        "generate",
-        help="answer one prompt in this process, without a server",
-        description="Answer one prompt in this process. The text goes to stdout as it grows, what "
-        "speculation did to stderr; with --json one object goes to stdout.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Answer one prompt in this process. The text goes to stdout as it grows, what "
+        "speculation did to stderr; with --json one object goes to stdout."
     )
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="sent as a user's message")
     parser.add_argument(
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     drafts = {}
     if request.draft is not None:
         spec = find_draft(request.draft, target=args.target)
-        threads = args.threads or os.cpu_count() or 1
+        threads = args.threads or cpu_count()
         draft = load_draft(spec, resolve(args.target), dtype=args.dtype, threads=threads)
         drafts[request.draft] = InlineDraft(draft)
     verifier = build_verifier(target, drafts, Limits(max_running=1))

@@ -5,10 +5,8 @@ import argparse
 from workers.engine.model_store import DEFAULT_TARGET, cache_dir, resolve
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `models` with its own subcommands to the command line."""
-    models = subparsers.add_parser("models", help="fetch and convert models")
-    actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     fetch = actions.add_parser(
         "fetch",
         help="make a model ready to serve and print its folder",

@@ -31,10 +31,8 @@ An n-gram table learns its domain from little: 55,000 tokens are a start, 250,00
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
-        "prepare-draft", help="make a draft for a target and a domain", description=_DESCRIPTION
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = _DESCRIPTION
     parser.add_argument("--kind", choices=["ngram"], default="ngram", help="default: %(default)s")
     parser.add_argument("--domain", required=True, metavar="NAME", help="what the draft is for")
     parser.add_argument(

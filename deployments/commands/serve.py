@@ -14,6 +14,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from joblib import cpu_count
+
 from deployments.config import OutriderConfig, explain, load_config
 
 if TYPE_CHECKING:
@@ -38,14 +40,11 @@ RAY_SETTINGS = {
 POLL_S = 0.2
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `serve` to the command line."""
-    parser = subparsers.add_parser(
-        "serve",
-        help="start the server",
-        description="Start the server on this machine, with an OpenAI-compatible API. Without a "
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Start the server on this machine, with an OpenAI-compatible API. Without a "
         "file it serves a small model with the shipped drafts. Ctrl-C ends it. On a Ray cluster "
-        "use `serve run deployments.app:build` instead.",
+        "use `serve run deployments.app:build` instead."
     )
     parser.add_argument(
         "--config", metavar="FILE", help="YAML; deployments/config.example.yaml shows all keys"
@@ -207,7 +206,8 @@ def _cpus(config: OutriderConfig) -> int:
     from deployments.placement import OVERHEAD_CPUS, bundles
 
     needed = sum(bundle["CPU"] for bundle in bundles(config)) + OVERHEAD_CPUS
-    return max(os.cpu_count() or 1, math.ceil(needed))
+    cores: int = cpu_count()
+    return max(cores, math.ceil(needed))
 
 
 def _prepare_model(config: OutriderConfig) -> None:

@@ -51,11 +51,12 @@ def long_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def settings(long_folder: Path) -> dict[str, Any]:
-    """`twin` is the target itself, so nearly all it drafts is accepted; `self` knows n-grams."""
+    """`twin` is the target itself, so nearly all it drafts is accepted; the others know n-grams."""
     return {
         "target": {"model": str(long_folder), "kv_tokens": 16_384, "threads": 1},
         "drafts": [
-            {"name": "self", "kind": "ngram"},
+            {"name": "self", "kind": "ngram", "placement": "actor"},
+            {"name": "inline", "kind": "ngram"},
             {"name": "twin", "kind": "lm", "layers": [0, 1]},
         ],
         "limits": {"max_running": 8, "max_queued": 8},

@@ -94,7 +94,7 @@ def test_metrics_agree_with_the_answers(http: httpx.Client) -> None:
 
 def test_the_router_says_why_and_is_counted(http: httpx.Client) -> None:
     told = complete(http, max_tokens=8)["speculation"]
-    assert told["draft"] in ("self", "twin")
+    assert told["draft"] in ("self", "inline", "twin")
     assert told["reason"].partition(":")[0] in ("similar", "intent", "default")
     assert wait_until(lambda: scrape()["router_decisions_total/"] == 1)
     assert scrape()["router_cache_hits_total/"] + scrape()["router_cache_misses_total/"] == 1
@@ -158,7 +158,7 @@ def test_the_official_client_raises_its_own_errors(client: openai.OpenAI) -> Non
 # -- the text is the target's ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("draft", ["self", "twin", "auto"])
+@pytest.mark.parametrize("draft", ["self", "inline", "twin", "auto"])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_p": 0.95, "seed": 3}])
 def test_a_draft_changes_the_speed_and_not_the_text(
     http: httpx.Client, draft: str, sampling: dict[str, Any]
@@ -193,7 +193,7 @@ def test_a_stop_string_ends_stream_and_answer_alike(http: httpx.Client) -> None:
     text = plain(http, max_tokens=60)
     stop = text[25:29]
     cut = text[: text.index(stop)]
-    for draft in ("none", "self", "twin"):
+    for draft in ("none", "self", "inline", "twin"):
         wish = {"stop": [stop], "max_tokens": 60, "speculation": {"draft": draft}}
         whole = complete(http, **wish)
         assert (text_of(whole), whole["choices"][0]["finish_reason"]) == (cut, "stop")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from joblib import cpu_count
 from transformers import AutoModelForCausalLM
 
 from deployments.prompt_file import chat_ids, read_prompts
@@ -63,7 +64,7 @@ def prompts(target: Target) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def verifier(target: Target) -> Verifier:
-    folder, threads = resolve(DEFAULT_TARGET), os.cpu_count() or 1
+    folder, threads = resolve(DEFAULT_TARGET), cpu_count()
     drafts = {
         name: InlineDraft(load_draft(spec, folder, dtype="float32", threads=threads))
         for name, spec in DRAFTS.items()

@@ -1,5 +1,7 @@
 """The command line's manners: what a mistake looks like."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -13,7 +15,29 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> No
         cli.main(["--help"])
     assert exit_.value.code == 0
     said = capsys.readouterr().out
-    assert all(f"\n    {name.replace('_', '-')}" in said for name in cli.COMMANDS)
+    assert all(f"\n    {name}" in said for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["models", "--help"]])
+def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
+    program = (
+        "import sys; from deployments import cli\n"
+        f"try: cli.main({arguments})\n"
+        "finally: assert 'torch' not in sys.modules and 'ray' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_a_help_of_its_own(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([command, "--help"])
+    assert exit_.value.code == 0
+    said = capsys.readouterr().out
+    assert f"usage: outrider {command}" in said
+    assert len(said.splitlines()) > 5
 
 
 @pytest.mark.parametrize(

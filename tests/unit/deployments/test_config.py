@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from deployments.config import DEFAULT, OutriderConfig, explain, load_config
+from deployments.config import DEFAULT, DraftConfig, OutriderConfig, explain, load_config
 from workers.draft import DraftSpec
 
 ROOT = Path(__file__).parents[3]
@@ -155,3 +155,10 @@ def test_the_serve_file_names_the_builder_and_valid_arguments() -> None:
     (application,) = shipped("serve.example.yaml")["applications"]
     assert application["import_path"] == "deployments.app:build"
     OutriderConfig.model_validate(application["args"])
+
+
+def test_ngram_drafts_run_inline_and_lm_drafts_apart_unless_told() -> None:
+    assert [draft.inline for draft in DEFAULT.pool] == [True, True, True, True, False]
+    assert [draft.name for draft in DEFAULT.draft_actors] == ["lm"]
+    told = DraftConfig(name="far", kind="ngram", placement="actor")
+    assert not told.inline

@@ -17,9 +17,11 @@ from deployments.placement import (
 )
 
 DRAFTS = [
-    {"name": "a", "kind": "ngram"},
+    {"name": "in", "kind": "ngram"},
+    {"name": "a", "kind": "ngram", "placement": "actor"},
     {"name": "b", "kind": "lm", "layers": [0]},
     {"name": "c", "kind": "lm", "layers": [1]},
+    {"name": "out", "kind": "lm", "layers": [1], "placement": "inline"},
 ]
 
 
@@ -27,7 +29,7 @@ def config(drafts: Any = DRAFTS, **target: Any) -> OutriderConfig:
     return OutriderConfig.model_validate({"target": {"model": "m", **target}, "drafts": drafts})
 
 
-def test_a_bundle_for_the_replica_each_draft_and_each_further_rank() -> None:
+def test_a_bundle_for_the_replica_each_draft_actor_and_each_further_rank() -> None:
     split = config(device="cuda", tensor_parallel=3, threads=4)
     assert bundles(split) == [
         {"CPU": 4, "GPU": 1},
@@ -70,6 +72,6 @@ def test_busy_threads_fit_the_cores(target: Any, cores: int, threads: Threads) -
     assert threads_for(config(**target), cores) == threads
 
 
-def test_an_ngram_draft_has_one_thread() -> None:
+def test_a_draft_has_the_threads_of_its_kind_or_of_its_host() -> None:
     pool = config().pool
-    assert [Threads(rank=8, lm=4).of(draft) for draft in pool] == [1, 4, 4]
+    assert [Threads(rank=8, lm=4).of(draft) for draft in pool] == [8, 1, 4, 4, 8]

@@ -197,3 +197,21 @@ def test_a_draft_in_this_process_is_a_client() -> None:
     drafts.commit("d", 0, 3, (1, 2))
     drafts.forget("d", 0)
     assert Echo.heard == [DraftUpdate(0, 3, (1, 2)), 0]
+
+
+def test_one_in_this_process_that_fails_costs_its_guesses_alone() -> None:
+    class Broken:
+        name = "broken"
+
+        def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal | None]:
+            raise MemoryError("no page left")
+
+        def commit(self, updates: Sequence[DraftUpdate]) -> None:
+            """Nothing to learn."""
+
+        def forget(self, sequences: Sequence[int]) -> None:
+            """Nothing to drop."""
+
+    drafts = pool(broken=InlineDraft(Broken()), good=Scripted([GOOD]))
+    assert drafts.propose([ask(0, "broken"), ask(1, "good")]) == {1: GOOD}
+    assert drafts.faults == {"broken": 1}

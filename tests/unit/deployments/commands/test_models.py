@@ -11,8 +11,8 @@ from workers.engine.model_store import DEFAULT_TARGET
 
 def parse(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    models.add_parser(parser.add_subparsers())
-    return parser.parse_args(["models", *words])
+    models.add_arguments(parser)
+    return parser.parse_args(words)
 
 
 def test_fetch_prints_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,8 @@ def no_redis_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    serve.add_parser(parser.add_subparsers(required=True))
-    return parser.parse_args(["serve", *arguments])
+    serve.add_arguments(parser)
+    return parser.parse_args(arguments)
 
 
 def test_without_options_the_defaults_are_served() -> None:
