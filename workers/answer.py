@@ -63,10 +63,11 @@ class Answer:
     def _count(self, tree: TokenTree, verdict: Verdict, kept: int) -> None:
         accepted = min(len(verdict.path), kept)
         whole = kept > len(verdict.path)
+        drafted = len(tree) if whole else sum(depth <= kept for depth in tree.depths)
         self.stats = replace(
             self.stats,
             steps=self.stats.steps + 1,
-            drafted=self.stats.drafted + sum(depth <= kept for depth in tree.depths),
+            drafted=self.stats.drafted + drafted,
             tested=self.stats.tested + min(verdict.tested, kept),
             accepted=self.stats.accepted + accepted,
             recovered=self.stats.recovered + (whole and not verdict.bonus),

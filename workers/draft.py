@@ -4,12 +4,16 @@ A draft only guesses. Whatever it answers, late, wrong or not at all, the text s
 That is why a draft may forget a sequence (it was restarted) and simply say so.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from workers.speculation.tree import Proposal
+
+logger = logging.getLogger("outrider.draft")
 
 DraftKind = Literal["ngram", "lm"]
 Verification = Literal["invariant", "ratio"]
@@ -123,10 +127,20 @@ class InlineDraft:
         return lambda _timeout: proposals
 
     def commit(self, updates: Sequence[DraftUpdate]) -> None:
-        self._draft.commit(updates)
+        with self._logged():
+            self._draft.commit(updates)
 
     def forget(self, sequences: Sequence[int]) -> None:
-        self._draft.forget(sequences)
+        with self._logged():
+            self._draft.forget(sequences)
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        """A draft that fails here misses something, and will say so or guess worse."""
+        try:
+            yield
+        except Exception:
+            logger.exception("draft %s failed", self._draft.name)
 
 
 def load_draft(spec: DraftSpec, target: Path, *, dtype: str = "float32", threads: int = 1) -> Draft:

@@ -5,6 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from workers.draft import DraftClient, DraftRequest, DraftUnavailable, DraftUpdate
 from workers.speculation.tree import Proposal, SparseLaw, TokenTree
@@ -134,11 +135,25 @@ class DraftPool:
         )
 
     def _lawful(self, asking: Asking, tree: TokenTree, q: Sequence[SparseLaw]) -> bool:
-        """Whether the ratio test was asked for, and every token can have been drawn from its q."""
-        return asking.draft in self._ratio and all(
-            max(law.ids) < self._vocab_size
-            and any(token == own and p > 0 for own, p in zip(law.ids, law.probs, strict=True))
-            for token, law in zip(tree.tokens, q, strict=True)
+        """Whether the ratio test was asked for, and every token can have been drawn from its q,
+        which siblings share."""
+        laws = set(zip(tree.parents, q, strict=True))
+        return (
+            asking.draft in self._ratio
+            and len(laws) == len(set(tree.parents))
+            and all(self._is_law(law) for _, law in laws)
+            and all(
+                any(token == own and p > 0 for own, p in zip(law.ids, law.probs, strict=True))
+                for token, law in zip(tree.tokens, q, strict=True)
+            )
+        )
+
+    def _is_law(self, law: SparseLaw) -> bool:
+        """Whether it is a distribution over the target's tokens, up to a factor."""
+        return (
+            len(set(law.ids)) == len(law.ids)
+            and all(0 <= token < self._vocab_size for token in law.ids)
+            and all(isfinite(prob) and prob >= 0 for prob in law.probs)
         )
 
     def _fault(self, name: str, why: Exception | str) -> None:

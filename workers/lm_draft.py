@@ -6,7 +6,8 @@ with the likeliest paths stay (Li et al., EAGLE-2, 2024, section 4).
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from cache.kv_pool import KVPool, OutOfPages
 from workers.draft import DraftRequest, DraftSpec, DraftUpdate
 from workers.engine.model import load_model
+from workers.engine.model_store import resolve
 from workers.engine.pack import Pack, Segment, chain_parents, tree_parents
 from workers.engine.runner import Runner
 from workers.engine.vocabulary import vocabulary_of
@@ -125,11 +127,12 @@ class LMDraft:
 
     def _catch_up(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
         """Take in what the target said meanwhile, but for the last token; return who is ready."""
-        chunks = {r.sequence: chunk for r in requests if (chunk := self._chunk(r))}
-        if chunks:
-            self._runner.forward(Pack(tuple(chunks.values())))
-        for sequence, chunk in chunks.items():
-            self._pool.commit(sequence, range(len(chunk.tokens)))
+        with self._scratch(requests):
+            chunks = {r.sequence: chunk for r in requests if (chunk := self._chunk(r))}
+            if chunks:
+                self._runner.forward(Pack(tuple(chunks.values())))
+            for sequence, chunk in chunks.items():
+                self._pool.commit(sequence, range(len(chunk.tokens)))
         return [r for r in requests if self._pool.committed(r.sequence) == r.length - 1]
 
     def _chunk(self, request: DraftRequest) -> Segment | None:
@@ -182,21 +185,28 @@ class LMDraft:
         a dozen rows cost as much as one.
         """
         segments: list[Segment | None] = []
-        for request, tokens, parents, nodes in wanted:
-            root = self._known[request.sequence][-1]
-            rows = [node + 1 for node in nodes]
-            segments.append(
-                self._segment(request.sequence, (root, *tokens), tree_parents(parents), rows)
-            )
-        held = [segment for segment in segments if segment is not None]
-        if not held:
-            return [None] * len(wanted)
-        pack = Pack(tuple(held))
-        logits = self._runner.forward(pack)[:, : self._vocab_size]
+        with self._scratch([request for request, *_ in wanted]):
+            for request, tokens, parents, nodes in wanted:
+                root = self._known[request.sequence][-1]
+                rows = [node + 1 for node in nodes]
+                segments.append(
+                    self._segment(request.sequence, (root, *tokens), tree_parents(parents), rows)
+                )
+            pack = Pack(tuple(segment for segment in segments if segment is not None))
+            if not pack.segments:
+                return [None] * len(wanted)
+            logits = self._runner.forward(pack)[:, : self._vocab_size]
         parts = iter(pack.split_rows(logits.float().softmax(-1)))
-        for request, *_ in wanted:
-            self._pool.rollback(request.sequence)
         return [None if segment is None else next(parts) for segment in segments]
+
+    @contextmanager
+    def _scratch(self, requests: Sequence[DraftRequest]) -> Iterator[None]:
+        """Afterwards what they reserved and did not commit is given back, whatever happened."""
+        try:
+            yield
+        finally:
+            for request in requests:
+                self._pool.rollback(request.sequence)
 
     def _sample(self, requests: Sequence[DraftRequest]) -> dict[int, Proposal]:
         """Combs for the ratio test, one pass per level."""
@@ -225,8 +235,11 @@ def _sparse(law: Tensor) -> SparseLaw:
 
 
 def load_lm_draft(spec: DraftSpec, target: Path, *, dtype: str, threads: int) -> LMDraft:
-    """Raises ValueError when the model cannot be run or speaks another vocabulary."""
-    folder = Path(spec.path) if spec.path else target
+    """`spec.path` is a hub name, a folder or a GGUF file, as a target's.
+
+    Raises ValueError when the model cannot be had or run, or speaks another vocabulary.
+    """
+    folder = resolve(spec.path) if spec.path else target
     vocabulary = vocabulary_of(target)
     vocabulary.check_same(vocabulary_of(folder), f"drafts.{spec.name}")
     torch.set_num_threads(threads)

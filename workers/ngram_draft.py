@@ -28,6 +28,8 @@ CHILDREN = 4
 LEAST_CONFIDENCE = 0.02
 # Shorter contexts are not looked at once this little is left to them.
 NEGLIGIBLE = 0.02
+# Tokens counted per proposal (about 15 ms): the decode loop must not wait for one long prompt.
+CATCH_UP = 512
 NOTHING = Followers(total=0, distinct=0, likeliest=())
 
 
@@ -67,11 +69,15 @@ class LocalIndex:
 class _Sequence:
     tokens: list[int] = field(default_factory=list)
     index: LocalIndex = field(default_factory=LocalIndex)
+    indexed: int = 0
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            self.tokens.append(token)
-            self.index.add(self.tokens, len(self.tokens) - 1)
+    def catch_up(self) -> bool:
+        """Count some more of the tokens; whether all are counted now."""
+        stop = min(len(self.tokens), self.indexed + CATCH_UP)
+        for place in range(self.indexed, stop):
+            self.index.add(self.tokens, place)
+        self.indexed = stop
+        return stop == len(self.tokens)
 
 
 class NgramDraft:
@@ -91,7 +97,7 @@ class NgramDraft:
                 self._sequences[update.sequence] = _Sequence()
             known = self._sequences.get(update.sequence)
             if known is not None and len(known.tokens) == update.start:
-                known.extend(update.tokens)
+                known.tokens.extend(update.tokens)
 
     def forget(self, sequences: Sequence[int]) -> None:
         for sequence in sequences:
@@ -101,6 +107,8 @@ class NgramDraft:
         known = self._sequences.get(request.sequence)
         if known is None or len(known.tokens) != request.length:
             return None
+        if not known.catch_up():
+            return Proposal.empty()
         tail = tuple(known.tokens[-ORDER:])
         if request.ratio_seed is not None:
             return self._sample(known.index, tail, request)

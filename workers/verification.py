@@ -9,7 +9,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workers.engine.sampling import Law, SamplingParams, TokenHistory, greedy_tokens, law
+from workers.engine.sampling import (
+    BadLogits,
+    Law,
+    SamplingParams,
+    TokenHistory,
+    greedy_tokens,
+    law,
+)
 from workers.speculation.acceptance import Verdict, choose, ratio_walk, walk
 from workers.speculation.noise import RATIO, noise, uniform
 from workers.speculation.tree import Proposal, SparseLaw, TokenTree
@@ -25,17 +32,24 @@ def verify(
     """The accepted path and the token after it.
 
     logits: [1 + nodes, vocabulary], the first row after the last committed token, then one row per
-    node. position: where the first of the new tokens will stand.
+    node. position: where the first of the new tokens will stand. Raises BadLogits when the walk
+    comes to a row that is no numbers.
     """
     if proposal.q is not None:
         return _verify_ratio(proposal.tree, proposal.q, logits, params, history, position)
     if params.greedy and not params.penalised and not params.logit_bias:
         best = greedy_tokens(logits)  # one operation for all rows beats one per visited node
-        return walk(proposal.tree, lambda node: best[node + 1])
+        return walk(proposal.tree, lambda node: _finite(best[node + 1]))
     return walk(
         proposal.tree,
         lambda node: _choose_at(proposal.tree, node, logits, params, history, position),
     )
+
+
+def _finite(token: int | None) -> int:
+    if token is None:
+        raise BadLogits
+    return token
 
 
 def _choose_at(

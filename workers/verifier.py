@@ -16,6 +16,7 @@ from workers.answer import Answer
 from workers.draft import DraftClient
 from workers.draft_pool import Asking, DraftPool
 from workers.engine.pack import Pack, Segment, chain_parents
+from workers.engine.sampling import BadLogits
 from workers.request import GenerationRequest
 from workers.scheduler import Limits, LiveSequence, Scheduler, Sink, Turn
 from workers.speculation.tree import Proposal
@@ -82,7 +83,10 @@ class Verifier:
         pack = Pack(tuple(self._segment(turn, proposals) for turn in turns))
         logits = pack.split_rows(self._target.forward(pack))
         for turn, rows in zip(turns, logits, strict=True):
-            self._settle(turn, proposals.get(turn.sequence.number, Proposal.empty()), rows)
+            try:
+                self._settle(turn, proposals.get(turn.sequence.number, Proposal.empty()), rows)
+            except BadLogits as error:  # of this sequence; its neighbours have rows of their own
+                self._fail(turn.sequence, EngineError(str(error)))
         self._steps += 1
         return True
 
@@ -174,17 +178,16 @@ class Verifier:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self._fail_all(EngineError("the verifier was stopped"))
+        self._refuse_all(EngineError("the verifier was stopped"))
         self._target.close()
 
     def _run(self) -> None:
         while not self._stopping:
             try:
                 busy = self.step()
-            except Exception as error:  # one bad pass must not end the service
+            except Exception as error:
                 logger.exception("a pass failed")
-                self._failures += 1
-                self._fail_all(EngineError(f"the forward pass failed: {error}"))
+                self._fail_pass(EngineError(f"the forward pass failed: {error}"))
                 continue
             if busy:
                 self._failures = 0
@@ -195,13 +198,26 @@ class Verifier:
         with self._doorbell:
             self._doorbell.wait_for(lambda: self._stopping or self._arrived or self._cancelled)
 
-    def _fail_all(self, error: EngineError) -> None:
+    def _fail_pass(self, error: EngineError) -> None:
+        """One bad pass ends the requests that were in it, and not the service."""
+        self._failures += 1
+        for sequence in [*self._scheduler.running.values()]:
+            self._fail(sequence, error)
+        if self._target.sharded:  # out of step, the ranks would mix up the next pass
+            self._refuse_all(error)
+
+    def _refuse_all(self, error: EngineError) -> None:
+        """Nobody runs from now on, and nobody is left waiting for it."""
         with self._doorbell:
+            self._stopping = True
             self._scheduler.waiting.extend(self._arrived)
             self._arrived.clear()
         for sequence in [*self._scheduler.running.values(), *self._scheduler.waiting]:
-            self._end(sequence)
-            sequence.sink(error)
+            self._fail(sequence, error)
+
+    def _fail(self, sequence: LiveSequence, error: EngineError) -> None:
+        self._end(sequence)
+        sequence.sink(error)
 
     # -- for other threads ---------------------------------------------------------------------
 

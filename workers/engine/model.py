@@ -4,7 +4,8 @@ A token tree is rolled back by forgetting KV slots. That works only where a laye
 its keys and values and every token may attend to all before it: full attention.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,10 @@ def load_model(
     if tensor_parallel > 1:
         extra["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=tensor_parallel)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, dtype=kind, attn_implementation=IMPLEMENTATION, **extra
-        )
+        with _mesh_on(device):
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                path, dtype=kind, attn_implementation=IMPLEMENTATION, **extra
+            )
     except KeyError as error:  # older model code has a table of attention classes of its own
         if error.args != (IMPLEMENTATION,):
             raise
@@ -60,6 +62,19 @@ def load_model(
     model.requires_grad_(False)
     model.eval()
     return model
+
+
+@contextmanager
+def _mesh_on(device: torch.device) -> Iterator[None]:
+    """Has transformers lay the ranks' mesh where they are. By itself it asks what torch was *built*
+    for, which is CUDA for PyPI's wheel, also where there is no GPU or it is not to be used.
+    """
+    built_for = torch._C._get_accelerator
+    torch._C._get_accelerator = lambda *_: device
+    try:
+        yield
+    finally:
+        torch._C._get_accelerator = built_for
 
 
 def _keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
@@ -104,6 +119,13 @@ def check_config(config: PreTrainedConfig) -> None:
         raise ValueError(
             f"target: layers of kind {', '.join(sorted(kinds))} cannot roll back a rejected guess; "
             "use a model with full attention in every layer"
+        )
+    rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in ("dynamic", "longrope"):
+        raise ValueError(
+            f"target: {rope!r} rotary embeddings change with the longest text of the batch, so a "
+            "text would depend on its neighbours; use a model with default, linear, yarn or "
+            "llama3 scaling"
         )
 
 

@@ -12,6 +12,16 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+
+class BadLogits(RuntimeError):
+    """The target's scores are no numbers, so nothing can be drawn from them."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the target's logits are not finite here; float16 may have overflowed, try float32"
+        )
+
+
 # Enough for top-p to find its nucleus without sorting a whole vocabulary, nearly always.
 FIRST_NUCLEUS = 64
 
@@ -70,7 +80,8 @@ class SamplingParams:
 
 
 def _check(name: str, value: float, good: bool, wanted: str) -> None:
-    if not isfinite(value) or not good:
+    # An integer may be too large for a float, and `isfinite` would fail on it.
+    if not (isinstance(value, int) or isfinite(value)) or not good:
         raise ValueError(f"{name}: {value} is not {wanted}")
 
 
@@ -114,21 +125,27 @@ def law(
 ) -> Law:
     """p after `history` and `path` (the tokens from the last committed one down to this node).
 
-    logits: [vocabulary], any float dtype; left unchanged.
+    logits: [vocabulary], any float dtype; left unchanged. Raises BadLogits.
     """
     scores = _adjusted(logits.float(), params, history, path)
+    highest, best = scores.max(0)
+    if not highest.isfinite():
+        raise BadLogits
     if params.greedy:
-        best = scores.argmax().reshape(1)
-        return Law(best, torch.ones(1, dtype=torch.float64, device=best.device))
+        return Law(best[None], torch.ones(1, dtype=torch.float64, device=best.device))
     # Taken from the best score, which stays 0: the least temperature makes no inf - inf.
-    scores = scores.double()
-    return _truncated((scores - scores.max()) / params.temperature, params)
+    return _truncated((scores.double() - highest) / params.temperature, params)
 
 
-def greedy_tokens(logits: Tensor) -> list[int]:
-    """The plain argmax of every row of logits [N, vocabulary], in one operation."""
-    tokens: list[int] = logits.argmax(-1).tolist()
-    return tokens
+def greedy_tokens(logits: Tensor) -> list[int | None]:
+    """The plain argmax of every row of logits [N, vocabulary], in one operation; None where the
+    scores are no numbers.
+    """
+    highest, tokens = logits.max(-1)
+    return [
+        token if finite else None
+        for token, finite in zip(tokens.tolist(), highest.isfinite().tolist(), strict=True)
+    ]
 
 
 def _adjusted(
@@ -161,14 +178,14 @@ def _penalised(
 
 
 def _truncated(scores: Tensor, params: SamplingParams) -> Law:
-    """Top-k, top-p and min-p. Equal scores stay or go together, so that no order decides."""
+    """Top-k, top-p and min-p."""
     ids = torch.arange(len(scores), device=scores.device)
     if 0 < params.top_k < len(scores):
-        keep = scores >= scores.topk(params.top_k).values[-1]
+        keep = _largest(scores, params.top_k)
         ids, scores = ids[keep], scores[keep]
     probs = scores.softmax(0)
     if params.top_p < 1:
-        ids, probs = _keep(ids, probs, probs >= _nucleus_floor(probs, params.top_p))
+        ids, probs = _keep(ids, probs, _largest(probs, _nucleus_size(probs, params.top_p)))
     if params.min_p > 0:
         ids, probs = _keep(ids, probs, probs >= params.min_p * probs.max())
     return Law(ids, probs)
@@ -179,14 +196,24 @@ def _keep(ids: Tensor, probs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return ids[mask], kept / kept.sum()
 
 
-def _nucleus_floor(probs: Tensor, top_p: float) -> Tensor:
-    """The least probability inside the smallest set of likeliest tokens that holds `top_p`."""
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Mask of the `count` largest values; of equal ones the first, as argmax would have it, so that
+    one token is left of top_k 1 and of a tiny top_p: the greedy one.
+    """
+    least = values.topk(count).values[-1]
+    keep = values > least
+    equal = (values == least).nonzero()[:, 0]
+    keep[equal[: count - int(keep.sum())]] = True
+    return keep
+
+
+def _nucleus_size(probs: Tensor, top_p: float) -> int:
+    """How many of the likeliest tokens it takes to hold `top_p`."""
     size = min(FIRST_NUCLEUS, len(probs))
     while True:
-        likeliest = probs.topk(size).values
-        reached = (likeliest.cumsum(0) >= top_p).nonzero()
+        reached = (probs.topk(size).values.cumsum(0) >= top_p).nonzero()
         if len(reached):
-            return likeliest[reached[0, 0]]
+            return int(reached[0, 0]) + 1
         if size == len(probs):  # rounding: all of it sums to a hair less than top_p
-            return likeliest[-1]
+            return size
         size = min(8 * size, len(probs))

@@ -50,6 +50,13 @@ def blocks(tokens: Sequence[int], gamma: int, wrong: int) -> list[tuple[TokenTre
     return out
 
 
+def test_all_guesses_of_a_whole_step_count_as_drafted_and_few_as_tested() -> None:
+    tree = TokenTree.chain(encode("the king sings and dances again"))
+    given = answer()
+    given.add(tree, Verdict((), encode("a")[0], bonus=False, tested=1))
+    assert (given.stats.drafted, given.stats.tested, given.stats.accepted) == (len(tree), 1, 0)
+
+
 def played(answer: Answer, steps: Sequence[tuple[TokenTree, Verdict]]) -> list[Delta]:
     deltas = []
     for tree, verdict in steps:

@@ -1,5 +1,6 @@
 """Whatever a draft does, its sequences decode plainly and everything else goes on."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -140,6 +141,21 @@ LAWLESS = {
     "a token that its law cannot draw": Proposal(TokenTree.chain([3]), (1,), (Q,)),
     "a law that gives it nothing": Proposal(
         TokenTree.chain([1]), (1,), (SparseLaw((1, 2), (0.0, 1.0)),)
+    ),
+    "no law at all": Proposal(TokenTree.chain([1]), (1,), (SparseLaw((), ()),)),
+    "a law that names a token twice": Proposal(
+        TokenTree.chain([1]), (1,), (SparseLaw((1, 1), (0.5, 0.5)),)
+    ),
+    "a law that is no number": Proposal(
+        TokenTree.chain([1]), (1,), (SparseLaw((1, 2), (0.5, math.nan)),)
+    ),
+    "a law over a negative token": Proposal(
+        TokenTree.chain([1]), (1,), (SparseLaw((1, -1), (0.5, 0.5)),)
+    ),
+    "siblings from two laws": Proposal(
+        TokenTree((1, 2), (-1, -1)),
+        (1, 1),
+        (SparseLaw((1, 2), (0.5, 0.5)), SparseLaw((1, 2), (0.4, 0.6))),
     ),
     "a law over foreign tokens": Proposal(
         TokenTree.chain([1]), (1,), (SparseLaw((1, VOCABULARY), (0.5, 0.5)),)

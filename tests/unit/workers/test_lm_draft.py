@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 from tests.tiny import CONTEXT, make_target, tiny_tokenizer
 from workers import lm_draft
 from workers.draft import DraftRequest, DraftSpec, DraftUpdate, load_draft
+from workers.engine.pack import Pack
 from workers.lm_draft import BEAM, CHILDREN, DEEPEST, LEAST_CONFIDENCE, RATIO_TOKENS, LMDraft
 from workers.speculation.tree import Proposal
 
@@ -228,6 +229,28 @@ def test_with_a_full_pool_the_last_ones_wait_and_nobody_fails(
     assert None not in sampled
     draft.forget([0, 1])
     assert same(draft.propose(requests[2:])[0], expected)
+    draft._pool.check_integrity()
+
+
+@pytest.mark.parametrize("passes_before", [0, 1, 2])
+def test_a_failed_pass_leaves_nothing_behind(
+    make: Make, monkeypatch: pytest.MonkeyPatch, passes_before: int
+) -> None:
+    expected = proposed(make(), TOKENS)
+    draft = make()
+    draft.commit([DraftUpdate(0, 0, TOKENS)])
+    good = [draft._runner.forward] * passes_before
+
+    def failing(pack: Pack) -> Tensor:
+        if good:
+            return good.pop()(pack)
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(draft._runner, "forward", failing)
+        with pytest.raises(RuntimeError):
+            ask(draft, len(TOKENS))
+    assert same(ask(draft, len(TOKENS)), expected)
     draft._pool.check_integrity()
 
 

@@ -75,6 +75,17 @@ def test_sequences_do_not_learn_from_each_other() -> None:
     assert (one.tree.tokens, other.tree.tokens) == ((2,), (3,))
 
 
+def test_a_long_prompt_is_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = [1, 2, 3, 4, 5] * 5 + [1, 2]
+    expected = proposed(NgramDraft("d", None), tokens)
+    monkeypatch.setattr(ngram_draft, "CATCH_UP", 10)
+    draft = NgramDraft("d", None)
+    draft.commit([DraftUpdate(0, 0, tuple(tokens))])
+    request = DraftRequest(0, len(tokens), 8, 8)
+    answers = [draft.propose([request])[0] for _ in range(3)]
+    assert answers == [Proposal.empty(), Proposal.empty(), expected]
+
+
 # -- its guesses ---------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """The decode loop, over a target that is a table: any order of events, and its thread."""
 
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +12,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from torch import Tensor
 
 from tests.table_target import EOS, VOCABULARY, Letters, TableTarget, plain_tokens
 from workers.draft import DraftRequest, DraftUnavailable, DraftUpdate
+from workers.engine.pack import Pack
 from workers.engine.sampling import SamplingParams
 from workers.request import Delta, GenerationRequest
 from workers.scheduler import Limits
@@ -220,13 +223,16 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
     @rule()
     def fail_a_pass(self) -> None:
         self.world.target.failing = RuntimeError("out of memory")
-        waiting = [name for name in self.world.heard if not self.over(name)]
+        before = {name: len(heard) for name, heard in self.world.heard.items()}
+        running = self.world.verifier._scheduler.running
         try:
             self.world.verifier.step()
         except RuntimeError as error:
-            self.world.verifier._fail_all(EngineError(f"{error}"))
-            for name in set(waiting) - self.cancelled.keys():
-                assert isinstance(self.world.heard[name][-1], EngineError)
+            in_the_pass = {sequence.request.id for sequence in running.values()}
+            self.world.verifier._fail_pass(EngineError(f"{error}"))
+            for name, count in before.items():
+                failed = [isinstance(item, EngineError) for item in self.world.heard[name][count:]]
+                assert failed == ([True] if name in in_the_pass else [])
         self.world.target.failing = None
 
     def over(self, name: str) -> bool:
@@ -492,6 +498,53 @@ def test_with_several_ranks_one_failure_is_enough(running: World) -> None:
     running.target.failing = RuntimeError("a rank is gone")
     wait_for(running, ask("r"))
     assert not running.verifier.healthy()
+
+
+def test_after_a_failure_of_several_ranks_nothing_runs_on_them(running: World) -> None:
+    running.target.sharded = True
+    running.target.failing = RuntimeError("a rank is gone")
+    wait_for(running, ask("r"))
+    running.target.failing = None
+    with pytest.raises(EngineError, match="stopped"):
+        running.submit(ask("next"))
+
+
+def test_one_in_line_outlives_the_failed_pass_of_another(world: World) -> None:
+    names = ["first", "second", "in line"]
+    for name in names:
+        world.submit(ask(name))
+    world.target.failing = RuntimeError("out of memory")
+    with pytest.raises(RuntimeError):
+        world.verifier.step()
+    world.verifier._fail_pass(EngineError("out of memory"))
+    world.target.failing = None
+    assert all(isinstance(world.heard[name][-1], EngineError) for name in names[:-1])
+    while world.verifier.step():
+        pass
+    world.check(names[-1])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_scores_that_are_no_numbers_end_their_own_request_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch, temperature: float, bad: float
+) -> None:
+    world.submit(ask("bad", sampling=SamplingParams(seed=0, temperature=temperature)))
+    world.submit(ask("good"))
+    forward = world.target.forward
+
+    def overflowing(pack: Pack) -> Tensor:
+        logits = forward(pack)
+        if len(pack.segments) == 2:
+            logits[0, 3] = bad
+        return logits
+
+    monkeypatch.setattr(world.target, "forward", overflowing)
+    while world.verifier.step():
+        pass
+    assert "not finite" in str(world.heard["bad"][-1])
+    world.check("good")
+    assert world.target.pool.pages_in_use == 0
 
 
 def test_stopping_ends_what_is_unfinished_and_takes_nothing_new(world: World) -> None:

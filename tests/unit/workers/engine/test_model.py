@@ -44,6 +44,8 @@ TINY: dict[str, Any] = {
     "eos_token_id": 3,
 }
 
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+
 pytestmark = pytest.mark.usefixtures("single_thread")
 
 
@@ -56,10 +58,11 @@ pytestmark = pytest.mark.usefixtures("single_thread")
         (MambaConfig(), "linear_attention|mamba"),
         (BambaConfig(attn_layer_indices=[0]), "cannot roll back"),
         (T5Config(), "encoder-decoder models are not supported"),
+        (LlamaConfig(rope_parameters=DYNAMIC), "'dynamic' rotary embeddings change"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, PreTrainedConfig) else "",
 )
-def test_what_cannot_roll_back_is_refused_with_the_reason(
+def test_what_would_not_be_exact_is_refused_with_the_reason(
     config: PreTrainedConfig, reason: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^target: .*({reason})"):

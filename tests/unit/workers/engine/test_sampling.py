@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from workers.engine.sampling import (
     FIRST_NUCLEUS,
+    BadLogits,
     SamplingParams,
     TokenHistory,
     greedy_tokens,
@@ -39,15 +40,15 @@ def reference(
     p = softmax([score / params.temperature for score in scores])
     ranked = sorted(range(len(p)), key=lambda token: -scores[token])
     if params.top_k:
-        worst = scores[ranked[: params.top_k][-1]]
-        p = only(p, [token for token in ranked if scores[token] >= worst])
+        ranked = ranked[: params.top_k]
+        p = only(p, ranked)
     if params.top_p < 1:
         reached, nucleus = 0.0, 0
         while nucleus < len(ranked) and reached < params.top_p:
             reached += p[ranked[nucleus]]
             nucleus += 1
-        floor = p[ranked[nucleus - 1]]
-        p = only(p, [token for token in ranked if p[token] >= floor])
+        ranked = ranked[:nucleus]
+        p = only(p, ranked)
     return only(p, [token for token in ranked if p[token] >= params.min_p * max(p)])
 
 
@@ -153,11 +154,26 @@ def test_logits_are_left_as_they_were() -> None:
     assert logits.tolist() == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("settings", [{"top_k": 2}, {"top_p": 0.5}, {"top_p": 0.7}])
-def test_equal_scores_stay_or_go_together(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", [{"top_k": 3}, {"top_p": 0.7}])
+def test_of_equal_scores_the_first_stay(settings: dict[str, Any]) -> None:
     p = p_of([1.0, 5.0, 4.0, 4.0, 4.0, 1.0], SamplingParams(seed=0, **settings))
-    assert p[2] == p[3] == p[4] > 0
-    assert p[0] == p[5] == 0
+    assert [token for token in range(6) if p[token]] == [1, 2, 3]
+
+
+@given(LOGITS, st.sampled_from([{"top_k": 1}, {"top_p": 1e-9}]))
+def test_the_smallest_choice_is_the_greedy_one(
+    logits: list[float], settings: dict[str, Any]
+) -> None:
+    only_one = law(torch.tensor(logits), SamplingParams(seed=0, **settings), NO_HISTORY)
+    assert only_one.ids.tolist() == [logits.index(max(logits))]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_scores_that_are_no_numbers_are_no_law(bad: float, temperature: float) -> None:
+    with pytest.raises(BadLogits, match="not finite"):
+        p_of([1.0, bad, 2.0], SamplingParams(seed=0, temperature=temperature))
+    assert greedy_tokens(torch.tensor([[1.0, bad, 2.0], [1.0, 3.0, 2.0]])) == [None, 1]
 
 
 @given(st.integers(0, 2**32), st.floats(0.05, 0.9999))
