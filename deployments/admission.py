@@ -5,6 +5,7 @@ Every check that needs the target is made here, then the draft is chosen.
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ ROUTING_PATIENCE_S = 1.0
 
 Body = ChatRequest | CompletionRequest
 
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # one way to write each, and none too long to read
+
 _SAMPLING_FIELDS = (
     "temperature",
     "top_k",
@@ -48,11 +51,12 @@ _SAMPLING_FIELDS = (
 class Job:
     """A request that has passed every check, and what its answer is wrapped in.
 
-    `decision` is the router's, when it was asked: the outcome is reported under its fingerprint.
+    `route` is the prompt as the router sees it; `decision` the router's, when it was asked.
     """
 
     request: GenerationRequest
     envelope: Envelope
+    route: RouteRequest
     decision: RouteDecision | None
 
 
@@ -97,7 +101,7 @@ class Admission:
             budget=budget if choice.draft else 0,
         )
         envelope = Envelope(id_, int(time.time()), facts.model, len(prompt.ids), choice)
-        return Job(request, envelope, decision)
+        return Job(request, envelope, prompt.route, decision)
 
     async def _read(self, body: Body, vocab_size: int) -> Prompt:
         if isinstance(body, ChatRequest):
@@ -177,8 +181,8 @@ def sampling_of(body: Body, vocab_size: int) -> SamplingParams:
 
 def _biases(logit_bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
     for key in logit_bias:
-        if not (key.isascii() and key.isdigit()):
-            raise ValueError(f"logit_bias: {key!r} is not a token id")
+        if not _TOKEN_ID.fullmatch(key):
+            raise ValueError(f"logit_bias: {key[:32]!r} is not a token id")
     return tuple((int(key), value) for key, value in logit_bias.items())
 
 

@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from transformers import AutoTokenizer
 
 from deployments.admission import Admission
-from deployments.config import OutriderConfig
+from deployments.config import HttpConfig, OutriderConfig
 from deployments.errors import RETRY_AFTER_S
 from deployments.ingress import Ingress, create_app
 from deployments.links import ServeRouter, ServeVerifier
@@ -94,7 +94,13 @@ class IngressDeployment:
 
 
 def build(args: OutriderConfig) -> Application:
-    """The application for a configuration; Serve has checked `args` against its model."""
+    """The application for a configuration; Serve has checked `args` against its model.
+
+    Raises:
+        ValueError: it says where to listen, which is not the application's to decide.
+    """
+    if args.http != HttpConfig():
+        raise ValueError("http: is for `outrider serve`; here Serve's own http_options say it")
     config = args.from_environment()
     verifier = _verifier(config)
     router = _deployment(

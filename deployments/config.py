@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from workers.draft import DraftKind, DraftSpec
-from workers.engine.model_store import DEFAULT_TARGET
+from workers.engine.model_store import DEFAULT_TARGET, is_default
 
 REDIS_URL_VARIABLE = "OUTRIDER_REDIS_URL"
 
@@ -62,7 +62,10 @@ class TargetConfig(_Section):
         description="CPU threads of one rank, reserved for it; unset: its share of all cores",
     )
 
-    _resolve_model = field_validator("model")(_absolute_if_it_exists)
+    @field_validator("model")
+    @classmethod
+    def _resolve_model(cls, model: str) -> str:
+        return DEFAULT_TARGET if is_default(model) else _absolute_if_it_exists(model)
 
     @property
     def served_name(self) -> str:
@@ -212,7 +215,7 @@ class OutriderConfig(_Section):
         """The drafts to start. The shipped ones know the default target's vocabulary only."""
         if self.drafts is not None:
             return self.drafts
-        return default_pool() if self.target.model == DEFAULT_TARGET else ()
+        return default_pool() if is_default(self.target.model) else ()
 
     @property
     def draft_actors(self) -> tuple[DraftConfig, ...]:

@@ -137,30 +137,31 @@ class Ingress:
     def _finish(self, job: Job, answer: Answer) -> SpeculationStats:
         assert answer.stats is not None, "only complete answers come here"
         self._metrics.paced(job.request.draft, answer.pace)
-        if job.decision is not None and answer.pace.per_token:
-            self._report(outcome_of(job, answer.stats, answer.pace.per_token))
+        if answer.pace.per_token:
+            self._report(job, answer.stats, answer.pace.per_token)
         return answer.stats
 
-    def _report(self, outcome: Outcome) -> None:
-        """Tells the router, off the critical path."""
-        task = asyncio.create_task(self._observe(outcome))
+    def _report(self, job: Job, stats: SpeculationStats, seconds_per_token: float) -> None:
+        """Tells the router, off the critical path, whoever chose the draft."""
+        task = asyncio.create_task(self._observe(job, stats, seconds_per_token))
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
 
-    async def _observe(self, outcome: Outcome) -> None:
+    async def _observe(self, job: Job, stats: SpeculationStats, seconds_per_token: float) -> None:
         try:
-            await self._router.observe(outcome)
+            known = job.decision.fingerprint if job.decision else None
+            fingerprint = known or await self._router.fingerprint(job.route)
+            await self._router.observe(outcome_of(fingerprint, stats, seconds_per_token))
         except (
             Exception
         ) as error:  # an outcome lost costs the router a lesson, and nobody an answer
             logger.warning("the router did not take an outcome: %r", error)
 
 
-def outcome_of(job: Job, stats: SpeculationStats, seconds_per_token: float) -> Outcome:
+def outcome_of(fingerprint: str, stats: SpeculationStats, seconds_per_token: float) -> Outcome:
     """What the router learns from an answer: the speed of decoding, without queue and prefill."""
-    assert job.decision is not None
     return Outcome(
-        fingerprint=job.decision.fingerprint,
+        fingerprint=fingerprint,
         draft=stats.draft,
         tokens_per_second=1 / seconds_per_token,
         alpha=stats.alpha if stats.tested else None,

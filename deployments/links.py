@@ -78,8 +78,11 @@ class RouterLink(Protocol):
     async def decide(self, request: RouteRequest) -> RouteDecision:
         """Which draft this prompt should have."""
 
+    async def fingerprint(self, request: RouteRequest) -> str:
+        """Under what an outcome is recorded that no decision of the router led to."""
+
     async def observe(self, outcome: Outcome) -> None:
-        """How that went."""
+        """How a request went."""
 
 
 class ServeVerifier:
@@ -136,6 +139,11 @@ class ServeRouter:
         """One round trip, 1.6 ms."""
         decision: RouteDecision = await self._handle.decide.remote(request)
         return decision
+
+    async def fingerprint(self, request: RouteRequest) -> str:
+        """One round trip and one embedding."""
+        fingerprint: str = await self._handle.fingerprint.remote(request)
+        return fingerprint
 
     async def observe(self, outcome: Outcome) -> None:
         """One round trip; the caller does not wait for it."""

@@ -1,6 +1,6 @@
 """The wire format: OpenAI's requests and answers, and the two `speculation` fields that are ours.
 
-A field that is not served is refused, never ignored (exemplars, habit 11). Some clients always
+A field that is not served is refused, never ignored. Some clients always
 send OpenAI's defaults along (`n: 1`, `logprobs: false`): a field of theirs that we do not serve
 is accepted with the one value that asks for nothing.
 """
@@ -44,6 +44,11 @@ class SpeculationOptions(_Body):
         default=None, ge=0, description="nodes of the token tree; 0 decodes plainly"
     )
 
+    @field_validator("draft", mode="before")
+    @classmethod
+    def _null_is_the_default(cls, draft: Any) -> Any:
+        return "auto" if draft is None else draft
+
 
 class StreamOptions(_Body):
     """OpenAI's: `include_usage` asks for one more chunk that holds the usage."""
@@ -63,6 +68,12 @@ class Message(_Body):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: _Text | list[TextPart]
+    # What the official client's own answers hold, so that they can be sent back as they are.
+    refusal: None = None
+    audio: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
     @property
     def text(self) -> str:
@@ -94,7 +105,7 @@ class _Generation(_Body):
     seed: int | None = Field(default=None, ge=0, lt=SEED_LIMIT, description="unset: a random one")
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)] | None = None
     stream: bool = False

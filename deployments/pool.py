@@ -4,7 +4,7 @@ from pathlib import Path
 
 from deployments.config import DraftConfig, default_pool
 from workers.draft import DraftKind, DraftSpec
-from workers.engine.model_store import DEFAULT_TARGET
+from workers.engine.model_store import is_default
 from workers.training.ngram_table import TOKENS
 
 PLAIN = "none"
@@ -22,7 +22,7 @@ def find_draft(
     pool = default_pool()
     exact = [member for member in pool if member.name == name]
     kind = [member for member in pool if member.kind == name]
-    if target != DEFAULT_TARGET and name == "ngram":
+    if not is_default(target) and name == "ngram":
         kind = [DraftConfig(name="ngram", kind="ngram")]
     fitting = [member for member in kind if domain is not None and member.domain == domain]
     for member in (*exact, *fitting, *kind):

@@ -19,6 +19,9 @@ class Chooser(Protocol):
     async def decide(self, request: RouteRequest) -> RouteDecision:
         """The draft, and why."""
 
+    async def fingerprint(self, request: RouteRequest) -> str:
+        """Of a prompt that it did not decide on."""
+
     async def observe(self, outcome: Outcome) -> None:
         """How it went."""
 
@@ -36,8 +39,11 @@ class DraftRouterDeployment:
     """
 
     def __init__(self, open_router: Callable[[str], Chooser], redis_url: str | None) -> None:
-        self._valkey = EmbeddedValkey() if redis_url is None else None
-        self._router = open_router(self._valkey.url if self._valkey else redis_url or "")
+        self._valkey: EmbeddedValkey | None = None
+        if redis_url is None:
+            self._valkey = EmbeddedValkey()
+            redis_url = self._valkey.url
+        self._router = open_router(redis_url)
         self._metrics = RouterMetrics()
 
     async def decide(self, request: RouteRequest) -> RouteDecision:
@@ -45,6 +51,10 @@ class DraftRouterDeployment:
         decision = await self._router.decide(request)
         self._metrics.counted(self._router.stats())
         return decision
+
+    async def fingerprint(self, request: RouteRequest) -> str:
+        """Of a prompt whose draft the client chose."""
+        return await self._router.fingerprint(request)
 
     async def observe(self, outcome: Outcome) -> None:
         """Learns from an answer."""
@@ -71,5 +81,11 @@ def _open_router(config: OutriderConfig, redis_url: str) -> Chooser:
         threshold=config.router.threshold,
         ttl_s=config.router.ttl_s,
         max_entries=config.router.max_entries,
-        namespace=config.target.served_name,
+        namespace=_namespace(config),
     )
+
+
+def _namespace(config: OutriderConfig) -> str:
+    """Speeds are comparable only where the same target runs in the same way."""
+    target = config.target
+    return f"{target.served_name}:{target.dtype}:{target.device}:{target.tensor_parallel}"

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from workers.draft import InlineDraft, load_draft
 from workers.engine.model_store import resolve
 from workers.request import Delta, GenerationRequest
 from workers.scheduler import Limits
-from workers.target import Target, TargetSpec, load_target
+from workers.target import RankLauncher, Target, TargetSpec, load_target
 from workers.verifier import Gauges, build_verifier
 
 logger = logging.getLogger("outrider.verifier")
@@ -35,8 +35,9 @@ logger = logging.getLogger("outrider.verifier")
 DRAFT_LOADING_S = 120.0
 """How long the pool may take to load before the server starts without those that are missing."""
 
-STUCK_AFTER_S = 60.0
-"""Without a step for so long, though there is work, the loop hangs: no forward takes a minute."""
+STUCK_AFTER_S = 300.0
+"""Without a step for so long, though there is work, the loop hangs. A pass of a 7B target over a
+prompt chunk takes tens of seconds on a few cores."""
 
 
 class DecodeLoop(Protocol):
@@ -168,9 +169,11 @@ class VerifierDeployment:
         """Ends what was started; nothing was when the constructor failed."""
         if not hasattr(self, "_engine"):
             return
-        await asyncio.to_thread(self._engine.loop.stop)
-        if self._engine.ranks is not None:
-            self._engine.ranks.stop()
+        try:
+            await asyncio.to_thread(self._engine.loop.stop)
+        finally:
+            if self._engine.ranks is not None:
+                self._engine.ranks.stop()
 
     def _check_progress(self, gauges: Gauges) -> None:
         steps, since = self._last_step
@@ -199,7 +202,7 @@ def open_engine(config: OutriderConfig) -> Engine:
     actors = start_draft_actors(config, group, threads)
     inline = load_inline_drafts(config, threads)
     ranks = RankSet(config, group, threads) if config.target.tensor_parallel > 1 else None
-    target = load_target(_target_spec(config, threads), ranks.launch if ranks else None)
+    target = _load_apart(_target_spec(config, threads), ranks.launch if ranks else None)
     for name, actor in actors.items():
         wait_for_draft(name, actor.loading)
     drafts: dict[str, RayDraft | InlineDraft] = {**actors, **inline}
@@ -211,6 +214,17 @@ def open_engine(config: OutriderConfig) -> Engine:
     )
     loop.start()
     return Engine(loop, facts_of(config, target), drafts, ranks)
+
+
+def _load_apart(spec: TargetSpec, launch_ranks: RankLauncher | None) -> Target:
+    """Loads the target in a thread that ends with it.
+
+    OpenMP keeps a team of threads for every thread that ever computed. Where all teams together
+    outnumber the cores, it no longer spins while it waits for work, and a pass of the decode loop,
+    which is another thread, takes two to three times as long.
+    """
+    with ThreadPoolExecutor(1) as once:
+        return once.submit(load_target, spec, launch_ranks).result()
 
 
 def load_inline_drafts(config: OutriderConfig, threads: Threads) -> dict[str, InlineDraft]:
@@ -268,15 +282,25 @@ def wait_for_draft(name: str, loading: "Future[None]", patience_s: float = DRAFT
 
 
 def facts_of(config: OutriderConfig, target: Target) -> TargetFacts:
-    """What requests are checked against: the smallest of context, KV pool and configured limit."""
+    """What requests are checked against: the smallest of context, KV pool and configured limit.
+
+    Raises:
+        ValueError: the pool has no room for the smallest request.
+    """
     slots = target.pool.pages * target.pool.page_size
+    room = slots - config.speculation.max_budget
+    if room < 2:
+        raise ValueError(
+            f"target.kv_tokens: {slots} slots cannot hold a proposal of speculation.max_budget "
+            f"{config.speculation.max_budget} nodes and a request beside it; give it more"
+        )
     return TargetFacts(
         model=config.target.served_name,
         vocab_size=target.vocab_size,
         context_length=target.context_length,
         request_tokens=min(
             target.context_length,
-            slots - config.speculation.max_budget,
+            room,
             config.limits.max_request_tokens or target.context_length,
         ),
         drafts=tuple(draft.name for draft in config.pool),

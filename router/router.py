@@ -88,8 +88,14 @@ class Router:
         self._hits[bool(context.neighbours)] += 1
         return decision
 
+    async def fingerprint(self, request: RouteRequest) -> str:
+        """The wire form under which an outcome is recorded that no decision led to: when the client
+        chose the draft, its speed is evidence all the same.
+        """
+        return (await self._fingerprinter.fingerprint(request)).to_wire()
+
     async def observe(self, outcome: Outcome) -> None:
-        """Record how a decision went, so that the next similar prompt knows.
+        """Record how a request went, so that the next similar prompt knows.
 
         Off the critical path: it may wait tens of milliseconds for Redis. An outcome without tokens
         measured nothing and is ignored.

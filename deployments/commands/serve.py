@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from joblib import cpu_count
 
-from deployments.config import OutriderConfig, explain, load_config
+from deployments.config import HttpConfig, OutriderConfig, explain, load_config
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview
@@ -130,7 +130,10 @@ def _start(config: OutriderConfig) -> None:
     names = ", ".join(draft.name for draft in config.pool) or "none"
     _say(f"starting the verifier ({config.target.served_name}; drafts: {names})")
     application = serve.RunTarget(
-        build(config), name=APPLICATION, route_prefix="/", logging_config=quiet
+        build(config.model_copy(update={"http": HttpConfig()})),
+        name=APPLICATION,
+        route_prefix="/",
+        logging_config=quiet,
     )
     serve.run_many([application], wait_for_applications_running=False)
     _wait_until_running()

@@ -100,6 +100,18 @@ def test_the_router_says_why_and_is_counted(http: httpx.Client) -> None:
     assert scrape()["router_cache_hits_total/"] + scrape()["router_cache_misses_total/"] == 1
 
 
+def test_what_a_client_chose_by_name_decides_for_those_who_do_not(http: httpx.Client) -> None:
+    for draft in ("self", "twin"):
+        complete(http, prompt="the king of far away", speculation={"draft": draft})
+
+    def reason() -> str:
+        told = complete(http, prompt="the king of far away", max_tokens=4)["speculation"]
+        return str(told["reason"])
+
+    assert wait_until(lambda: "self at" in reason() and "twin at" in reason())
+    assert reason().startswith("similar: ")
+
+
 # -- the official client ---------------------------------------------------------------------------
 
 

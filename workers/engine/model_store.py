@@ -40,6 +40,11 @@ def cache_dir() -> Path:
     return Path(configured).expanduser() if configured else Path.home() / ".cache" / "outrider"
 
 
+def is_default(model: str) -> bool:
+    """Whether the default target is meant, in whatever case its name is written."""
+    return model.lower() == DEFAULT_TARGET
+
+
 def resolve(model: str, *, progress: bool = True) -> Path:
     """The folder that holds `model` as config.json + safetensors + tokenizer files.
 
@@ -51,7 +56,7 @@ def resolve(model: str, *, progress: bool = True) -> Path:
     Raises:
         ValueError: the model cannot be had; the message says why and what to do.
     """
-    if model.lower() == DEFAULT_TARGET:
+    if is_default(model):
         return _converted(_default_gguf(), progress)
     path = Path(model).expanduser()
     if path.is_dir():

@@ -130,6 +130,9 @@ class ScriptedRouter:
             raise self.decision
         return self.decision
 
+    async def fingerprint(self, request: RouteRequest) -> str:
+        return f"of {request.query}"
+
     async def observe(self, outcome: Outcome) -> None:
         if self.refuses_outcomes:
             raise RuntimeError("router away")

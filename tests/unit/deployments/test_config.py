@@ -162,3 +162,21 @@ def test_ngram_drafts_run_inline_and_lm_drafts_apart_unless_told() -> None:
     assert [draft.name for draft in DEFAULT.draft_actors] == ["lm"]
     told = DraftConfig(name="far", kind="ngram", placement="actor")
     assert not told.inline
+
+
+def test_the_default_target_may_be_written_as_its_makers_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "SmolLM2-135M-Instruct").mkdir()  # a folder of that name does not get in the way
+    for name in ("SmolLM2-135M-Instruct", "smollm2-135m-instruct"):
+        config = OutriderConfig.model_validate({"target": {"model": name}})
+        assert config.target.served_name == "smollm2-135m-instruct"
+        assert config.pool == DEFAULT.pool
+
+
+def test_where_to_listen_is_not_the_applications_to_say() -> None:
+    from deployments.app import build
+
+    with pytest.raises(ValueError, match=r"^http: is for `outrider serve`"):
+        build(OutriderConfig.model_validate({"http": {"port": 9000}}))

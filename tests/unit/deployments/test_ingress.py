@@ -281,6 +281,18 @@ async def test_the_router_hears_how_it_went(world: Any, said: Callable[..., Any]
     assert outcome.tokens_per_second > 0
 
 
+@pytest.mark.parametrize("draft", ["code", "none"])
+async def test_it_hears_also_of_drafts_that_the_client_chose(
+    world: Any, said: Callable[..., Any], draft: str
+) -> None:
+    world.verifier.script = said("Hel", "lo", draft=None if draft == "none" else draft)
+    await world.chat(speculation={"draft": draft})
+    await asyncio.sleep(0)
+    (outcome,) = world.router.outcomes
+    assert outcome.fingerprint == "of Hi"
+    assert outcome.draft == (None if draft == "none" else draft)
+
+
 async def test_an_answer_in_one_delta_teaches_nothing_about_speed(
     world: Any, said: Callable[..., Any]
 ) -> None:

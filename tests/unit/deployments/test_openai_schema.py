@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletionMessage as openai_message
 
 BAD_FIELDS = [
     ({"temperature": -1}, "temperature"),
@@ -24,6 +25,14 @@ BAD_FIELDS = [
     ({"logit_bias": {"1000": 1}}, "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
     ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"05": 1}}, "logit_bias"),
+    ({"logit_bias": {"4" * 5000: 1}}, "logit_bias"),
+    ({"top_k": 10**400}, "top_k"),
+    ({"seed": 10**400}, "seed"),
+    ({"max_tokens": -(10**400)}, "max_tokens"),
+    ({"temperature": 10**400}, "temperature"),
+    ({"repetition_penalty": 0.001}, "repetition_penalty"),
+    ({"repetition_penalty": 101}, "repetition_penalty"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -5}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),
@@ -168,6 +177,17 @@ async def test_a_value_that_asks_for_nothing_is_accepted(world: Any) -> None:
     nothing = {"temperature": None, "stop": None, "max_tokens": None, "stream_options": None}
     assert (await world.chat(**chat, **nothing)).status_code == 200
     assert (await world.complete(**completion, **nothing)).status_code == 200
+
+
+async def test_an_answer_can_be_sent_back_as_the_official_client_holds_it(world: Any) -> None:
+    answer = openai_message(role="assistant", content="Hello.").model_dump()
+    question = {"role": "user", "content": "And now?"}
+    assert (await world.chat(messages=[answer, question])).status_code == 200
+
+
+async def test_no_draft_named_is_auto(world: Any) -> None:
+    assert (await world.chat(speculation={"draft": None})).status_code == 200
+    assert len(world.router.requests) == 1
 
 
 async def test_white_space_is_a_prompt(world: Any) -> None:

@@ -221,6 +221,18 @@ async def test_stopping_ends_loop_and_ranks(
     assert (loop.stopped, ranks.stopped) == (True, True)
 
 
+async def test_ranks_end_also_when_the_loop_cannot_say_goodbye(
+    verifier: VerifierDeployment, loop: Loop, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ConnectionError("a rank is gone")
+
+    monkeypatch.setattr(loop, "stop", fail)
+    with pytest.raises(ConnectionError):
+        await verifier.close()
+    assert ranks.stopped
+
+
 async def test_a_replica_that_could_not_start_can_stop() -> None:
     def fail() -> Engine:
         raise ValueError("no such model")
@@ -245,6 +257,15 @@ def test_the_smallest_limit_counts(settings: dict[str, Any], room: int) -> None:
         vocab_size=7, context_length=100, pool=SimpleNamespace(pages=10, page_size=16)
     )
     assert facts_of(config, target).request_tokens == room
+
+
+def test_a_pool_without_room_for_a_request_is_refused_at_the_start() -> None:
+    config = OutriderConfig.model_validate({"target": {"model": "tiny"}})
+    target: Any = SimpleNamespace(
+        vocab_size=7, context_length=100, pool=SimpleNamespace(pages=2, page_size=16)
+    )
+    with pytest.raises(ValueError, match=r"^target\.kv_tokens: 32 slots cannot hold"):
+        facts_of(config, target)
 
 
 def loading(end: Exception | None) -> "Future[None]":

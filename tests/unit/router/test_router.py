@@ -95,6 +95,16 @@ async def test_decisions_and_hits_are_counted() -> None:
     await router.close()
 
 
+async def test_what_ran_without_a_decision_is_evidence_too() -> None:
+    router = build()
+    wire = await router.fingerprint(QUESTION)
+    for draft, speed in (("zh", 40), ("code", 70)):
+        await router.observe(Outcome(wire, draft, speed, 0.5, 2.0, 64))
+    decision = await router.decide(QUESTION)
+    assert (decision.draft, decision.reason) == ("code", "similar")
+    await router.close()
+
+
 @pytest.mark.parametrize("wire", ["nonsense", Fingerprint("key", np.ones(8, np.float32)).to_wire()])
 async def test_an_outcome_of_no_decision_is_refused(wire: str) -> None:
     with pytest.raises(ValueError, match="fingerprint"):
