@@ -23,6 +23,11 @@ from workers.speculation.tree import Proposal
 PING_INTERVAL_S = 0.25
 """How often a draft that is away is asked whether it is back."""
 
+FIRST_REST_S = 1.0
+LONGEST_REST_S = 60.0
+"""How long a draft that failed or was late is left alone: twice as long each time in a row. Each
+time the decode loop waits in vain costs everybody the whole timeout."""
+
 RELOAD_INTERVAL_S = 10.0
 """How often one is asked whose loading failed: each time it tries again."""
 
@@ -92,6 +97,8 @@ class RayDraft:
         self._lock = threading.Lock()  # guards the ping
         self._ping: Future[None] | None = None
         self._asked_at = 0.0
+        self._rest_s = FIRST_REST_S
+        self._rests_until = clock()
         self._send_ping()
 
     @property
@@ -111,6 +118,8 @@ class RayDraft:
             if not self._ping.done():
                 return False
             error = self._ping.exception()
+            if error is None and self._clock() < self._rests_until:
+                return False
             if error is None:
                 self._ping = None
                 return True
@@ -142,7 +151,9 @@ class RayDraft:
 
     def _wait(self, call: "Future[list[Proposal | None]]", timeout: float) -> list[Proposal | None]:
         try:
-            return call.result(timeout)
+            answer = call.result(timeout)
+            self._rest_s = FIRST_REST_S
+            return answer
         except TimeoutError as error:
             raise self._lost(f"did not answer within {timeout * 1000:.0f} ms") from error
         except RayTaskError as error:
@@ -154,6 +165,8 @@ class RayDraft:
         # What it missed meanwhile is not kept: it will say that it does not know its sequences.
         self._updates = []
         with self._lock:
+            self._rests_until = self._clock() + self._rest_s
+            self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
             self._send_ping()
         return DraftUnavailable(f"draft {self.name} {why}")
 

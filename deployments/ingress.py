@@ -42,6 +42,9 @@ from workers.verifier import QueueFull
 
 logger = logging.getLogger("outrider.ingress")
 
+MAX_BODY_BYTES = 8 * 2**20
+"""More than any context holds; beyond it 413, before anything is parsed."""
+
 HEALTH_PATIENCE_S = 5.0
 
 
@@ -226,7 +229,7 @@ class CountRequests:
 
 def create_app(ingress: Ingress, metrics: IngressMetrics) -> FastAPI:
     """The HTTP application around an ingress."""
-    app = FastAPI(title="Outrider", redoc_url=None)
+    app = FastAPI(title="Outrider", redoc_url=None, max_body_size=MAX_BODY_BYTES)
     app.post("/v1/chat/completions", response_model=None)(ingress.chat)
     app.post("/v1/completions", response_model=None)(ingress.completion)
     app.get("/v1/models")(ingress.models)

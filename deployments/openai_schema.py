@@ -7,9 +7,16 @@ is accepted with the one value that asks for nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 
 from workers.request import Delta, SpeculationStats
 
@@ -17,6 +24,11 @@ MAX_STOPS = 16
 SEED_LIMIT = 2**64
 
 _Count = Annotated[int, Field(ge=1)]
+_One = Annotated[int, Field(ge=1, le=1)]
+
+_Item = TypeVar("_Item")
+_List = Annotated[list[_Item], Field(fail_fast=True)]
+"""One fault is told of: a list of 100,000 bad items would hold everybody up with as many."""
 
 
 def _encodable(text: str) -> str:
@@ -39,7 +51,7 @@ class _Body(BaseModel):
 class SpeculationOptions(_Body):
     """Which draft rides ahead (`auto`: the router chooses; `none`: plain decoding), and how far."""
 
-    draft: str = "auto"
+    draft: str = Field(default="auto", max_length=64)
     budget: int | None = Field(
         default=None, ge=0, description="nodes of the token tree; 0 decodes plainly"
     )
@@ -67,7 +79,7 @@ class Message(_Body):
     """One turn of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: _Text | list[TextPart]
+    content: _Text | _List[TextPart]
     # What the official client's own answers hold, so that they can be sent back as they are.
     refusal: None = None
     audio: None = None
@@ -93,7 +105,9 @@ class _Generation(_Body):
     """What both endpoints take. Ranges are OpenAI's where they have the field."""
 
     model: str | None = Field(
-        default=None, description="as /v1/models says; unset: the one that is served"
+        default=None,
+        max_length=512,
+        description="as /v1/models says; unset: the one that is served",
     )
     max_tokens: _Count | None = Field(
         default=None, description="unset: to the end of the answer or context"
@@ -108,10 +122,10 @@ class _Generation(_Body):
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)] | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationOptions = SpeculationOptions()
-    n: Literal[1] | None = None
+    n: _One | None = None
 
     @field_validator("stream_options")
     @classmethod
@@ -143,7 +157,7 @@ class _Generation(_Body):
 class ChatRequest(_Generation):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[_List[Message], Field(min_length=1)]
     max_completion_tokens: _Count | None = Field(
         default=None, description="OpenAI's new name for max_tokens"
     )
@@ -165,14 +179,14 @@ class ChatRequest(_Generation):
 
 
 _TokenId = Annotated[int, Field(ge=0)]
-_Tokens = Annotated[list[_TokenId], Field(min_length=1)]
+_Tokens = Annotated[_List[_TokenId], Field(min_length=1)]
 
 
 class CompletionRequest(_Generation):
     """POST /v1/completions. The prompt is a text or token ids, alone or in a list of one."""
 
-    prompt: _Text | _Tokens | list[_Text] | list[_Tokens]
-    best_of: Literal[1] | None = None
+    prompt: _Text | _Tokens | _List[_Text] | _List[_Tokens]
+    best_of: _One | None = None
     echo: Literal[False] | None = None
     logprobs: Literal[0] | None = None
     suffix: Literal[""] | None = None

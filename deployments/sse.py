@@ -10,6 +10,8 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def event(content: dict[str, Any]) -> bytes:
-    """One event. JSON escapes line breaks, so that the blank line only ever ends it."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """One event. All but ASCII is escaped: some clients take every line break of Unicode for one,
+    and only the blank line shall end an event.
+    """
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return f"data: {text}\n\n".encode()

@@ -4,16 +4,12 @@ A draft only guesses. Whatever it answers, late, wrong or not at all, the text s
 That is why a draft may forget a sequence (it was restarted) and simply say so.
 """
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from workers.speculation.tree import Proposal
-
-logger = logging.getLogger("outrider.draft")
 
 DraftKind = Literal["ngram", "lm"]
 Verification = Literal["invariant", "ratio"]
@@ -97,7 +93,7 @@ class DraftClient(Protocol):
     def propose(self, requests: Sequence[DraftRequest]) -> Callable[[float], list[Proposal | None]]:
         """Ask; call the result with a timeout in seconds to wait for the answers.
 
-        Either raises DraftUnavailable.
+        Either may raise, DraftUnavailable or anything else.
         """
         ...
 
@@ -120,27 +116,14 @@ class InlineDraft:
         return True
 
     def propose(self, requests: Sequence[DraftRequest]) -> Callable[[float], list[Proposal | None]]:
-        try:
-            proposals = self._draft.propose(requests)
-        except Exception as error:  # guesses are lost, and nobody's answer
-            raise DraftUnavailable(f"draft {self._draft.name} failed: {error!r}") from error
+        proposals = self._draft.propose(requests)
         return lambda _timeout: proposals
 
     def commit(self, updates: Sequence[DraftUpdate]) -> None:
-        with self._logged():
-            self._draft.commit(updates)
+        self._draft.commit(updates)
 
     def forget(self, sequences: Sequence[int]) -> None:
-        with self._logged():
-            self._draft.forget(sequences)
-
-    @contextmanager
-    def _logged(self) -> Iterator[None]:
-        """A draft that fails here misses something, and will say so or guess worse."""
-        try:
-            yield
-        except Exception:
-            logger.exception("draft %s failed", self._draft.name)
+        self._draft.forget(sequences)
 
 
 def load_draft(spec: DraftSpec, target: Path, *, dtype: str = "float32", threads: int = 1) -> Draft:

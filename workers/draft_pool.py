@@ -3,7 +3,8 @@
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 
@@ -73,8 +74,9 @@ class DraftPool:
 
     def commit(self, draft: str, sequence: int, start: int, tokens: Sequence[int]) -> None:
         """Tell a draft what the target said. One that is down is told everything later."""
-        if self._clients[draft].ready():
-            self._clients[draft].commit([DraftUpdate(sequence, start, tuple(tokens))])
+        with self._blamed(draft):
+            if self._clients[draft].ready():
+                self._clients[draft].commit([DraftUpdate(sequence, start, tuple(tokens))])
 
     def forget(self, draft: str, sequence: int) -> None:
         """Tell a draft that a sequence ended. One that is down is told when it is back."""
@@ -83,20 +85,18 @@ class DraftPool:
 
     def _tell_departed(self, name: str) -> None:
         """A draft that was only slow still holds what ended meanwhile."""
-        if self._departed[name] and self._clients[name].ready():
-            self._clients[name].forget(self._departed[name])
-            self._departed[name] = []
+        with self._blamed(name):
+            if self._departed[name] and self._clients[name].ready():
+                self._clients[name].forget(self._departed[name])
+                self._departed[name] = []
 
     def _ask(self, name: str, group: Sequence[Asking]) -> Waiter | None:
         client = self._clients[name]
-        if not client.ready():
-            return None
-        self._tell_departed(name)
-        try:
-            return client.propose([self._request(asking) for asking in group])
-        except DraftUnavailable as error:
-            self._fault(name, error)
-            return None
+        with self._blamed(name):
+            if client.ready():
+                self._tell_departed(name)
+                return client.propose([self._request(asking) for asking in group])
+        return None
 
     def _request(self, asking: Asking) -> DraftRequest:
         ratio_seed = asking.seed if asking.draft in self._ratio else None
@@ -107,22 +107,18 @@ class DraftPool:
     def _answers(
         self, name: str, group: Sequence[Asking], waiter: Waiter, deadline: float
     ) -> dict[int, Proposal]:
-        try:
+        found: dict[int, Proposal] = {}
+        with self._blamed(name):
             answers = waiter(max(0.0, deadline - time.monotonic()))
-        except DraftUnavailable as error:
-            self._fault(name, error)
-            return {}
-        if len(answers) != len(group):
-            self._fault(name, f"it gave {len(answers)} answers to {len(group)} requests")
-            return {}
-        found = {}
-        for asking, proposal in zip(group, answers, strict=True):
-            if proposal is None:  # it does not know the sequence: new, restarted, or it missed some
-                self.commit(name, asking.sequence, 0, asking.tokens)
-            elif self._fits(asking, proposal):
-                found[asking.sequence] = proposal
-            else:
-                self._fault(name, "its proposal broke budget, depth, vocabulary or law")
+            if len(answers) != len(group):
+                raise DraftUnavailable(f"{len(answers)} answers to {len(group)} requests")
+            for asking, proposal in zip(group, answers, strict=True):
+                if proposal is None:  # it does not know the sequence: new, or it missed some
+                    self.commit(name, asking.sequence, 0, asking.tokens)
+                elif self._fits(asking, proposal):
+                    found[asking.sequence] = proposal
+                else:
+                    self._fault(name, "its proposal broke budget, depth, vocabulary or law")
         return found
 
     def _fits(self, asking: Asking, proposal: Proposal) -> bool:
@@ -155,6 +151,14 @@ class DraftPool:
             and all(0 <= token < self._vocab_size for token in law.ids)
             and all(isfinite(prob) and prob >= 0 for prob in law.probs)
         )
+
+    @contextmanager
+    def _blamed(self, name: str) -> Iterator[None]:
+        """Whatever goes wrong with a draft, guesses are lost and nobody's answer."""
+        try:
+            yield
+        except Exception as error:
+            self._fault(name, error)
 
     def _fault(self, name: str, why: Exception | str) -> None:
         self.faults[name] += 1

@@ -100,6 +100,7 @@ class LMDraft:
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._known: dict[int, list[int]] = {}
+        self._unreadable: set[int] = set()  # they hold tokens that this model does not have
 
     def commit(self, updates: Sequence[DraftUpdate]) -> None:
         for update in updates:
@@ -110,8 +111,11 @@ class LMDraft:
             known = self._known.get(update.sequence)
             if known is not None and len(known) == update.start:
                 known.extend(update.tokens)
+                if max(update.tokens, default=0) >= self._vocab_size:
+                    self._unreadable.add(update.sequence)
 
     def forget(self, sequences: Sequence[int]) -> None:
+        self._unreadable.difference_update(sequences)
         for sequence in sequences:
             if self._known.pop(sequence, None) is not None:
                 self._pool.close(sequence)
@@ -120,7 +124,7 @@ class LMDraft:
         known = [r for r in requests if len(self._known.get(r.sequence, ())) == r.length]
         # One still busy with its prompt, or past this model's context, guesses nothing for now.
         answers = {r.sequence: Proposal.empty() for r in known}
-        ready = self._catch_up(known)
+        ready = self._catch_up([r for r in known if r.sequence not in self._unreadable])
         answers |= self._grow([r for r in ready if r.ratio_seed is None])
         answers |= self._sample([r for r in ready if r.ratio_seed is not None])
         return [answers.get(r.sequence) for r in requests]

@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+LONGEST_WAIT = 32
+"""Tokens held back at most: an answer of nothing but broken characters is text too, and decoding
+all of it again for each token would take ever longer."""
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -38,7 +42,8 @@ class Detokenizer:
     def _advance(self, *, final: bool) -> str:
         before = self._decode(self._window, self._done)
         after = self._decode(self._window, len(self._tokens))
-        if not final and (len(after) <= len(before) or after.endswith(REPLACEMENT)):
+        unfinished = len(after) <= len(before) or after.endswith(REPLACEMENT)
+        if unfinished and not final and len(self._tokens) - self._done < LONGEST_WAIT:
             return ""
         self._window, self._done = self._done, len(self._tokens)
         return after[len(before) :]

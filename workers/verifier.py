@@ -216,8 +216,8 @@ class Verifier:
             self._fail(sequence, error)
 
     def _fail(self, sequence: LiveSequence, error: EngineError) -> None:
+        sequence.sink(error)  # first: whatever happens then, nobody waits for an answer
         self._end(sequence)
-        sequence.sink(error)
 
     # -- for other threads ---------------------------------------------------------------------
 

@@ -12,7 +12,13 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from deployments import draft_actor
-from deployments.draft_actor import PING_INTERVAL_S, RELOAD_INTERVAL_S, DraftWorker, RayDraft
+from deployments.draft_actor import (
+    FIRST_REST_S,
+    PING_INTERVAL_S,
+    RELOAD_INTERVAL_S,
+    DraftWorker,
+    RayDraft,
+)
 from workers.draft import DraftRequest, DraftSpec, DraftUnavailable, DraftUpdate
 from workers.speculation.tree import Proposal
 
@@ -121,19 +127,45 @@ def test_forgetting_is_told_at_once(draft: RayDraft, actor: Actor) -> None:
     ],
 )
 def test_after_a_fault_it_is_away_until_a_ping_comes_back(
-    draft: RayDraft, actor: Actor, end: Callable[[Actor], None], why: str
+    draft: RayDraft, actor: Actor, clock: Clock, end: Callable[[Actor], None], why: str
 ) -> None:
     wait = draft.propose(ASK)
     end(actor)
     with pytest.raises(DraftUnavailable, match="draft code") as caught:
         wait(0.01)
     assert why in str(caught.value)
+    clock.now += FIRST_REST_S
     assert not draft.ready()
     actor.ping.answer()
     assert draft.ready()
 
 
-def test_nothing_is_kept_for_a_draft_that_is_away(draft: RayDraft, actor: Actor) -> None:
+def test_one_that_is_late_again_and_again_rests_longer_and_longer(
+    draft: RayDraft, actor: Actor, clock: Clock
+) -> None:
+    rests = []
+    for _ in range(9):
+        with pytest.raises(DraftUnavailable):
+            draft.propose(ASK)(0)
+        actor.ping.answer()
+        since = clock.now
+        while not draft.ready():
+            clock.now += 0.5
+        rests.append(clock.now - since)
+    assert rests == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    wait = draft.propose(ASK)
+    actor.propose.answer([Proposal.empty()])
+    wait(0)
+    with pytest.raises(DraftUnavailable):
+        draft.propose(ASK)(0)
+    actor.ping.answer()
+    clock.now += FIRST_REST_S
+    assert draft.ready(), "an answer in time forgives all"
+
+
+def test_nothing_is_kept_for_a_draft_that_is_away(
+    draft: RayDraft, actor: Actor, clock: Clock
+) -> None:
     draft.commit([DraftUpdate(1, 0, (5,))])
     wait = draft.propose(ASK)
     draft.commit([DraftUpdate(1, 1, (6,))])
@@ -143,6 +175,7 @@ def test_nothing_is_kept_for_a_draft_that_is_away(draft: RayDraft, actor: Actor)
     draft.forget([1])
     assert actor.forget.calls == []
     actor.ping.answer()
+    clock.now += FIRST_REST_S
     assert draft.ready()
     draft.propose(ASK)
     assert actor.propose.calls[-1] == ([], ASK)
@@ -171,6 +204,7 @@ def test_a_dead_draft_is_asked_again_now_and_then(
     assert not draft.ready()
     assert len(actor.ping.calls) == 3
     actor.ping.answer()
+    clock.now += FIRST_REST_S
     assert draft.ready()
 
 

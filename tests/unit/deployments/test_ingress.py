@@ -309,6 +309,16 @@ async def test_a_lost_outcome_disturbs_nobody(world: Any, caplog: pytest.LogCapt
     assert "did not take an outcome" in caplog.text
 
 
+async def test_no_line_break_of_unicode_ends_an_event(world: Any, said: Callable[..., Any]) -> None:
+    text = "a\u2028b\u2029c\x85d 你好"
+    world.verifier.script = said(text, ".")
+    response = await world.complete(stream=True)
+    events = [line for line in response.text.splitlines() if line]
+    assert events[-1] == "data: [DONE]"
+    first = json.loads(events[0].removeprefix("data: "))
+    assert first["choices"][0]["text"] == text
+
+
 # -- when things fail ----------------------------------------------------------------------------
 
 

@@ -6,6 +6,10 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletionMessage as openai_message
 
+from deployments import errors
+from deployments.errors import from_validation
+from deployments.ingress import MAX_BODY_BYTES
+
 BAD_FIELDS = [
     ({"temperature": -1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
@@ -42,6 +46,7 @@ BAD_FIELDS = [
     ({"stop": ["x"] * 17}, "stop"),
     ({"n": 2}, "n"),
     ({"n": 0}, "n"),
+    ({"n": True}, "n"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
@@ -153,6 +158,37 @@ async def test_a_body_that_is_no_json_object_is_refused(world: Any, body: bytes)
     assert (await world.chat()).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": [-1] * 200_000}, "prompt.0"),
+        ({"prompt": [[-1]] * 100_000}, "prompt.0"),
+        ({"prompt": [None] * 200_000}, "prompt.0"),
+    ],
+)
+async def test_a_list_of_faults_is_one_fault(
+    world: Any, fields: dict[str, Any], param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or one small body would hold everybody up for seconds."""
+    seen = []
+
+    def counted(faults: Any, body: object) -> Any:
+        seen.append(len(faults))
+        return from_validation(faults, body)
+
+    monkeypatch.setattr(errors, "from_validation", counted)
+    response = await world.complete(**fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith(param)
+    assert seen[0] < 10
+
+
+async def test_a_body_beyond_all_contexts_is_not_even_read(world: Any) -> None:
+    response = await world.complete(prompt="x" * MAX_BODY_BYTES)
+    assert response.status_code == 413
+    assert (await world.complete()).status_code == 200
+
+
 async def test_json_must_be_called_json(world: Any) -> None:
     response = await post(world, b'{"messages": []}', "text/plain")
     assert_names(response, None)
@@ -174,7 +210,13 @@ async def test_a_union_reports_the_branch_that_was_meant(world: Any) -> None:
 async def test_a_value_that_asks_for_nothing_is_accepted(world: Any) -> None:
     chat = {"n": 1, "logprobs": False, "top_logprobs": 0, "response_format": {"type": "text"}}
     completion = {"n": 1, "best_of": 1, "echo": False, "logprobs": 0, "suffix": ""}
-    nothing = {"temperature": None, "stop": None, "max_tokens": None, "stream_options": None}
+    nothing = {
+        "temperature": None,
+        "stop": None,
+        "max_tokens": None,
+        "stream_options": None,
+        "stream": None,
+    }
     assert (await world.chat(**chat, **nothing)).status_code == 200
     assert (await world.complete(**completion, **nothing)).status_code == 200
 

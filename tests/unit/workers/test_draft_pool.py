@@ -215,19 +215,46 @@ def test_a_draft_in_this_process_is_a_client() -> None:
     assert Echo.heard == [DraftUpdate(0, 3, (1, 2)), 0]
 
 
-def test_one_in_this_process_that_fails_costs_its_guesses_alone() -> None:
-    class Broken:
-        name = "broken"
+class Broken(Scripted):
+    """Fails in one of its methods with what nobody expects."""
 
-        def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal | None]:
-            raise MemoryError("no page left")
+    def __init__(self, where: str) -> None:
+        super().__init__([GOOD], [GOOD], [GOOD])
+        self._where = where
 
-        def commit(self, updates: Sequence[DraftUpdate]) -> None:
-            """Nothing to learn."""
+    def _maybe(self, what: str) -> None:
+        if what == self._where:
+            raise MemoryError(what)
 
-        def forget(self, sequences: Sequence[int]) -> None:
-            """Nothing to drop."""
+    def ready(self) -> bool:
+        self._maybe("ready")
+        return True
 
-    drafts = pool(broken=InlineDraft(Broken()), good=Scripted([GOOD]))
-    assert drafts.propose([ask(0, "broken"), ask(1, "good")]) == {1: GOOD}
-    assert drafts.faults == {"broken": 1}
+    def propose(self, requests: Sequence[DraftRequest]) -> Any:
+        self._maybe("propose")
+        return self._wait if self._where == "answer" else super().propose(requests)
+
+    def _wait(self, timeout: float) -> Any:
+        self._maybe("answer")
+
+    def commit(self, updates: Sequence[DraftUpdate]) -> None:
+        self._maybe("commit")
+
+    def forget(self, sequences: Sequence[int]) -> None:
+        self._maybe("forget")
+
+
+@pytest.mark.parametrize("where", ["ready", "propose", "answer", "commit", "forget"])
+def test_whatever_fails_in_a_draft_costs_its_guesses_alone(where: str) -> None:
+    drafts = pool(broken=Broken(where), good=Scripted([GOOD]))
+    drafts.commit("broken", 0, 0, (1, 2, 3))
+    assert drafts.propose([ask(0, "broken"), ask(1, "good")])[1] == GOOD
+    drafts.forget("broken", 0)
+    assert drafts.faults["broken"] >= 1
+
+
+@pytest.mark.parametrize("answer", [None, 7, [[3]], ["tree"], [GOOD.tree]])
+def test_an_answer_that_is_no_list_of_proposals_is_none(answer: Any) -> None:
+    drafts = pool(d=Scripted(answer))
+    assert drafts.propose([ask()]) == {}
+    assert drafts.faults == {"d": 1}

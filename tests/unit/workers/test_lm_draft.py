@@ -278,6 +278,17 @@ def test_weights_for_fewer_tokens_than_the_tokenizer_has_are_refused(
         load_draft(DraftSpec("d", "lm", path=str(small)), tiny_folder)
 
 
+def test_a_text_with_tokens_it_does_not_have_gets_no_guesses(make: Make) -> None:
+    draft = make()
+    draft.commit([DraftUpdate(0, 0, (5, draft._vocab_size, 7)), DraftUpdate(1, 0, TOKENS)])
+    foreign, known = draft.propose([DraftRequest(0, 3, 8, 4), DraftRequest(1, len(TOKENS), 8, 4)])
+    assert foreign == Proposal.empty()
+    assert known is not None
+    assert len(known.tree) > 0
+    draft.commit([DraftUpdate(0, 0, TOKENS)])
+    assert same(ask(draft, len(TOKENS), budget=8), known), "begun anew it can be read"
+
+
 def test_padded_ids_are_never_guessed(tiny_folder: Path, tmp_path: Path) -> None:
     real = len(tiny_tokenizer())
     padded = make_target(tmp_path / "padded", vocab_size=real + 200)

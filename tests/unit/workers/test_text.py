@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.tiny import EOS, tiny_tokenizer
-from workers.text import REPLACEMENT, Detokenizer, StopMatcher
+from workers.text import LONGEST_WAIT, REPLACEMENT, Detokenizer, StopMatcher
 
 TOKENIZER = tiny_tokenizer()
 END = TOKENIZER.convert_tokens_to_ids(EOS)
@@ -57,6 +57,13 @@ def test_only_a_tail_that_was_cut_is_broken(size: int) -> None:
 def test_bytes_that_never_become_a_character_wait_for_one_that_does() -> None:
     stray = encode("好")[0]
     assert pieces_of([stray, stray, *encode("ok")]) == ["", "", f"{REPLACEMENT * 2}o", "k", ""]
+
+
+def test_an_endless_row_of_broken_bytes_is_sent_in_pieces() -> None:
+    stray = encode("好")[0]
+    pieces = pieces_of([stray] * (3 * LONGEST_WAIT))
+    assert "".join(pieces) == REPLACEMENT * (3 * LONGEST_WAIT)
+    assert [len(piece) for piece in pieces if piece] == [LONGEST_WAIT] * 3
 
 
 def test_special_tokens_are_no_text() -> None:
