@@ -1,6 +1,5 @@
 """Where a number comes from: command, revision, machine and versions, kept beside it."""
 
-import os
 import platform
 import subprocess
 import sys
@@ -8,6 +7,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from joblib import cpu_count
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -18,7 +19,7 @@ def provenance() -> dict[str, Any]:
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "revision": _revision(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{_processor()}, {os.cpu_count()} cores",
+        "machine": f"{_processor()}, {cpu_count()} cores",
         "versions": {name: version(name) for name in ("torch", "transformers", "ray")},
         "python": platform.python_version(),
     }

@@ -38,7 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='JSON lines with a "prompt"; may be given several times; a domain is a file\'s stem',
     )
     decode.add_argument("--limit", type=count, metavar="N", help="prompts per file (default: all)")
-    decode.add_argument("--max-tokens", type=int, default=128, metavar="M", help="%(default)s")
+    decode.add_argument(
+        "--max-tokens",
+        type=count,
+        default=128,
+        metavar="M",
+        help="longest answer, in tokens (default: %(default)s)",
+    )
     decode.add_argument(
         "--arms",
         default=f"{PLAIN},ngram",
@@ -46,9 +52,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{PLAIN}, pool members (code, math, en, zh, lm), kinds (ngram: the table of the "
         "file's domain; lm) or draft folders (default: %(default)s)",
     )
-    decode.add_argument("--budget", type=int, default=8, metavar="N", help="%(default)s")
-    decode.add_argument("--temperature", type=float, default=0.0, metavar="T", help="%(default)s")
-    decode.add_argument("--seed", type=int, default=0)
+    decode.add_argument(
+        "--budget",
+        type=int,
+        default=8,
+        metavar="N",
+        help="nodes of the token tree per step (default: %(default)s)",
+    )
+    decode.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 is greedy (default: %(default)s)",
+    )
+    decode.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="of the first prompt, the next one has S + 1 (default: %(default)s)",
+    )
     decode.add_argument("--json", type=Path, metavar="OUT", help="write the numbers here")
     add_target_options(decode)
     decode.set_defaults(func=run_decode)

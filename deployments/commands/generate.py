@@ -35,12 +35,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"or {PLAIN} for plain decoding (default: %(default)s)",
     )
     parser.add_argument(
-        "--budget", type=int, default=8, metavar="N", help="nodes per proposal (%(default)s)"
+        "--budget",
+        type=int,
+        default=8,
+        metavar="N",
+        help="nodes of the token tree per step; 0 decodes plainly (default: %(default)s)",
     )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
-    parser.add_argument("--seed", type=int, metavar="S", help="the same seed, the same text")
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="M")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 is greedy (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="draw from the likeliest tokens that hold this probability (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="the same seed gives the same text, with any draft or none (default: a new one)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=256,
+        metavar="M",
+        help="longest answer, in tokens (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_target_options(parser, dtype="float32")
     parser.set_defaults(func=run)

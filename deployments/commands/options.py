@@ -15,9 +15,21 @@ def add_target_options(parser: argparse.ArgumentParser, *, dtype: str = "bfloat1
         metavar="T",
         help="a folder, a .gguf file or a Hugging Face hub name (default: %(default)s)",
     )
-    parser.add_argument("--dtype", choices=list(DTYPES), default=dtype, help="default: %(default)s")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: all cores)")
+    parser.add_argument(
+        "--dtype",
+        choices=list(DTYPES),
+        default=dtype,
+        help="of the target; float32 gives the same text on every path (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=["cpu", "cuda"],
+        default="cpu",
+        help="where the target runs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="CPU threads (default: all cores)"
+    )
 
 
 def count(text: str) -> int:

@@ -4,15 +4,15 @@ The target answers the prompts; what it said is what the draft learns.
 """
 
 import argparse
+import itertools
 import random
 from collections.abc import Iterator
-from itertools import count, takewhile
 from pathlib import Path
 from typing import NoReturn
 
 from tqdm import tqdm
 
-from deployments.commands.options import add_target_options, target_spec
+from deployments.commands.options import add_target_options, count, target_spec
 from deployments.prompt_file import PromptFile, chat_ids, read_prompts
 from workers.completion import Completion, run_requests
 from workers.engine.model_store import resolve
@@ -26,14 +26,13 @@ from workers.verifier import build_verifier
 
 _DESCRIPTION = """\
 Make a draft for a target and a domain. The target answers the prompts of FILE, over and over with
-the given temperatures in turn, until it has said TOKENS tokens; the draft learns from what it said.
+the given temperatures in turn, until it has said N tokens; the draft learns from what it said.
 An n-gram table learns its domain from little: 55,000 tokens are a start, 250,000 are good.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
-    parser.add_argument("--kind", choices=["ngram"], default="ngram", help="default: %(default)s")
     parser.add_argument("--domain", required=True, metavar="NAME", help="what the draft is for")
     parser.add_argument(
         "--prompts", required=True, type=Path, metavar="FILE", help='JSON lines with a "prompt"'
@@ -41,16 +40,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="folder that becomes the draft"
     )
-    parser.add_argument("--tokens", type=int, default=55_000, help="default: %(default)s")
     parser.add_argument(
-        "--max-tokens", type=int, default=160, metavar="M", help="most per answer (%(default)s)"
+        "--tokens",
+        type=count,
+        default=55_000,
+        metavar="N",
+        help="what the target shall say in all (default: %(default)s)",
     )
     parser.add_argument(
-        "--temperatures", type=_temperatures, default=(0.0, 0.8), metavar="T,T", help="0,0.8"
+        "--max-tokens",
+        type=count,
+        default=160,
+        metavar="M",
+        help="longest answer, in tokens (default: %(default)s)",
     )
-    parser.add_argument("--together", type=int, default=16, metavar="N", help="answers at a time")
-    parser.add_argument("--seed", type=int, default=0, help="order of prompts, and noise")
-    parser.add_argument("--source", default="", help="where the prompts are from, for the card")
+    parser.add_argument(
+        "--temperatures",
+        type=_temperatures,
+        default=(0.0, 0.8),
+        metavar="T,T",
+        help="of the answers, in turn; 0 is greedy (default: 0,0.8)",
+    )
+    parser.add_argument(
+        "--together",
+        type=count,
+        default=16,
+        metavar="N",
+        help="answers at a time; more are faster and take more memory (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="of the order of prompts and of the answers (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--source",
+        default="",
+        metavar="TEXT",
+        help="where the prompts are from and their licence, for the draft's card",
+    )
     add_target_options(parser)
     parser.set_defaults(func=run)
 
@@ -95,7 +125,7 @@ def _answers(target: Target, prompts: PromptFile, args: argparse.Namespace) -> l
 
         run_requests(
             build_verifier(target, {}, Limits(max_running=args.together)),
-            takewhile(lambda _: bar.n < args.tokens, _requests(target, prompts, args)),
+            itertools.takewhile(lambda _: bar.n < args.tokens, _requests(target, prompts, args)),
             together=args.together,
             on_done=note,
         )
@@ -115,8 +145,8 @@ def _requests(
             f"prompts: none leaves room for an answer in {target.context_length} tokens of context"
         )
     shuffled = random.Random(args.seed).sample(fitting, len(fitting))
-    numbers = count()
-    for turn in count():
+    numbers = itertools.count()
+    for turn in itertools.count():
         for place, ids in enumerate(shuffled):
             number = next(numbers)
             temperature = args.temperatures[(turn + place) % len(args.temperatures)]

@@ -1,4 +1,4 @@
-"""What speculation is worth: pure arithmetic, used at run time and to check what was measured.
+"""What speculation is worth: pure arithmetic, to plan by and to check measurements with.
 
 Costs are in plain target steps: 1 is a forward of the target over one token per sequence, at the
 live batch size. All of this is expectation; what a step really yields is in its verdicts.

@@ -17,6 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from deployments.commands.serve import RAY_SETTINGS
 from deployments.config import OutriderConfig
 
 ROOT = Path(__file__).parents[3]
@@ -95,6 +96,16 @@ def test_the_server_understands_its_arguments(overlay: str) -> None:
     assert application["import_path"] == "deployments.app:build"
     config = OutriderConfig.model_validate(application["args"])
     assert len(config.pool) >= 4
+
+
+@each_overlay
+def test_every_ray_process_starts_with_the_settings_of_outrider_serve(overlay: str) -> None:
+    settings = only(overlay, "ConfigMap")
+    assert settings["data"] == RAY_SETTINGS
+    for template in pod_templates(overlay):
+        for container in template["spec"]["containers"]:
+            source = {"configMapRef": {"name": settings["metadata"]["name"]}}
+            assert source in container["envFrom"]
 
 
 @each_overlay

@@ -1,4 +1,4 @@
-"""Where answers end, what of a verdict belongs to them, and what is counted (cases 1 to 5, 28)."""
+"""Where answers end, what of a verdict belongs to them, and what is counted."""
 
 from collections.abc import Sequence
 

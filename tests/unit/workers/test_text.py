@@ -22,7 +22,7 @@ def pieces_of(tokens: Sequence[int]) -> list[str]:
     return [*(detokenizer.push(token) for token in tokens), detokenizer.flush()]
 
 
-# -- characters (case 20) ------------------------------------------------------------------------
+# -- characters ----------------------------------------------------------------------------------
 
 
 @given(st.text(max_size=40))
@@ -83,7 +83,7 @@ def test_spaces_between_tokens_survive_decoders_that_strip_the_first() -> None:
     assert [detokenizer.push(n) for n in range(3)] == ["w0", " w1", " w2"]
 
 
-# -- stop strings (cases 2 and 3) ----------------------------------------------------------------
+# -- stop strings --------------------------------------------------------------------------------
 
 
 def cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:

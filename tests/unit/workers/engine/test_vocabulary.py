@@ -1,4 +1,4 @@
-"""Equal size is not equal vocabulary (case 21)."""
+"""Equal size is not equal vocabulary."""
 
 import json
 from pathlib import Path

@@ -3,7 +3,7 @@
 `runs` executes a program that gets all its randomness from a `Dice`, once per outcome, and says how
 probable each run was. A uniform handed to the ratio test is a `Coin`: comparing it with a
 probability *is* the toss. So the law of the output is a finite sum, compared with p to 1e-12, and
-nothing here is statistical except the race itself. The bugs that the design warns of are written
+nothing here is statistical except the race itself. The bugs that others made are written
 out and must miss p by the total variation it states: the method would have seen them.
 """
 
