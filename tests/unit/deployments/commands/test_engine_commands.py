@@ -102,7 +102,7 @@ def test_for_people_text_goes_to_stdout_and_numbers_to_stderr(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--max-tokens", "0"], "max_tokens: 0 is not 1 or more"),
+        (["--max-tokens", "0"], "--max-tokens: 0 is not 1 or more"),
         (["--max-tokens", "999"], "max_tokens: 999 do not fit"),
         (["--budget", "-1"], "budget: -1 is not 0 or more"),
         (["--temperature", "nan"], "temperature: nan is not 0 or more"),
@@ -204,7 +204,7 @@ def test_prompts_that_leave_little_room_get_short_answers_and_others_are_left_ou
         (["--arms", "plain,nobody"], "use 'plain' for plain decoding"),
         (["--json", "/no/such/folder/x.json"], "json: there is no folder /no/such/folder"),
         (["--prompts", "/no/such/file"], "prompts: there is no file /no/such/file"),
-        (["--max-tokens", "0"], "max_tokens: 0 is not 1 or more"),
+        (["--max-tokens", "0"], "--max-tokens: 0 is not 1 or more"),
     ],
     ids=lambda value: value[0].strip("-") if isinstance(value, list) else "",
 )
