@@ -8,7 +8,7 @@ from typing import Any
 
 from joblib import cpu_count
 
-from deployments.commands.options import add_target_options, target_spec
+from deployments.commands.options import add_target_options, count, target_spec
 from deployments.pool import PLAIN, find_draft
 from deployments.prompt_file import chat_ids
 from workers.completion import Completion, run_requests
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-tokens",
-        type=int,
+        type=count,
         default=256,
         metavar="M",
         help="longest answer, in tokens (default: %(default)s)",
