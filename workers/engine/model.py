@@ -55,7 +55,7 @@ def load_model(
             "when a guess is rejected; use a model with full attention"
         )
     if layers:
-        _keep_layers(model, layers)
+        keep_layers(model, layers)
     if tensor_parallel == 1:
         model.to(device)  # type: ignore[arg-type]
         optimise(model)
@@ -77,7 +77,7 @@ def _mesh_on(device: torch.device) -> Iterator[None]:
         torch._C._get_accelerator = built_for
 
 
-def _keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
+def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
     """Drop all other decoder layers, in place."""
     text = model.config.get_text_config()
     bad = [layer for layer in layers if not 0 <= layer < text.num_hidden_layers]

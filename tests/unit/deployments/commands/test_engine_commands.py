@@ -219,6 +219,24 @@ def test_what_bench_cannot_measure_is_named(
     assert message in failed([*arguments, "--max-tokens", "4", "--arms", "plain", *options])
 
 
+def test_bench_peers_says_the_same_text_as_transformers(
+    tiny_folder: Path, tmp_path: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "peers.json"
+    arguments = ["--prompts", str(prompts), "--target", str(tiny_folder), "--json", str(out), *TINY]
+    assert main(["bench", "peers", *arguments, "--max-tokens", "12"]) == 0
+    said = capsys.readouterr().out
+    found = json.loads(out.read_text())
+    decoders = found["domains"]["songs"]
+    assert list(decoders) == ["transformers", "transformers lookup", "plain", "ngram"]
+    for name, row in decoders.items():
+        assert f"| {name} | {row['tokens_per_second']:.1f} |" in said
+        assert row["exact_match"] == 1
+        assert row["tokens_per_second"] > 0
+    assert decoders["transformers"]["speedup"] == 1
+    assert {"command", "revision", "machine"} <= found["run"].keys()
+
+
 def test_bench_refuses_names_under_which_numbers_would_be_mixed_up(
     tiny_folder: Path, tmp_path: Path, prompts: Path, failed: Callable[[Sequence[str]], str]
 ) -> None:

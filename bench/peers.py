@@ -1,0 +1,155 @@
+"""Other people's decoding beside ours: the same prompts, target and machine, in one run.
+
+The peers are transformers' own: `generate`, its prompt lookup (Saxena 2023), and its assisted
+generation with a draft of ours. All decode greedily, so that the texts can be compared.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from bench.decode import Arm
+from workers.completion import run_requests
+from workers.engine.model import keep_layers, parse_dtype
+from workers.engine.sampling import SamplingParams
+from workers.request import GenerationRequest
+from workers.verifier import Verifier
+
+Decoder = Callable[[Sequence[int], int], Sequence[int]]
+"""Prompt ids and the most new tokens in, the new tokens out, an end-of-sequence token included."""
+
+GENERATE = "transformers"
+LOOKUP = "transformers lookup"
+ASSISTED = "transformers assisted"
+LOOKUP_TOKENS = 8  # guesses per step, as many as our default budget has nodes
+WARM_UP_TOKENS = 8
+
+
+@dataclass(slots=True)
+class Lap:
+    """One decoder over all prompts."""
+
+    seconds: float = 0.0
+    answers: list[list[int]] = field(default_factory=list)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Prefill included."""
+        return sum(map(len, self.answers)) / self.seconds
+
+
+def ours(verifier: Verifier, arms: Sequence[Arm], budget: int) -> dict[str, Decoder]:
+    """Our arms as decoders, by name."""
+    numbers = count()
+
+    def decoder(arm: Arm) -> Decoder:
+        def decode(prompt: Sequence[int], max_tokens: int) -> Sequence[int]:
+            request = GenerationRequest(
+                id=str(next(numbers)),
+                prompt=tuple(prompt),
+                max_tokens=max_tokens,
+                sampling=SamplingParams(seed=0, temperature=0.0),
+                draft=arm.draft,
+                budget=budget if arm.draft else 0,
+            )
+            return run_requests(verifier, [request]).completions[0].tokens
+
+        return decode
+
+    return {arm.name: decoder(arm) for arm in arms}
+
+
+def transformers_peers(
+    target: Path, dtype: str, assistant_layers: Sequence[int]
+) -> dict[str, Decoder]:
+    """transformers' ways over the same weights. The assistant is made of layers of the target;
+    without any there is none.
+    """
+    model = _load(target, dtype)
+    peers = {
+        GENERATE: _decoder(model),
+        LOOKUP: _decoder(model, prompt_lookup_num_tokens=LOOKUP_TOKENS),
+    }
+    if assistant_layers:
+        assistant = _load(target, dtype)
+        keep_layers(assistant, assistant_layers)
+        peers[ASSISTED] = _decoder(model, assistant_model=assistant)
+    return peers
+
+
+def _load(folder: Path, dtype: str) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=parse_dtype(dtype))
+    model.requires_grad_(False)
+    model.eval()
+    return model
+
+
+def _decoder(model: PreTrainedModel, **how: Any) -> Decoder:
+    generate: Any = model.generate
+
+    def decode(prompt: Sequence[int], max_tokens: int) -> Sequence[int]:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            whole = generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_tokens,
+                do_sample=False,
+                **how,
+            )
+        new: list[int] = whole[0, len(prompt) :].tolist()
+        return new
+
+    return decode
+
+
+def race(
+    decoders: Mapping[str, Decoder],
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    on_prompt: Callable[[], object],
+) -> dict[str, Lap]:
+    """Every decoder on every prompt, in turn, so that a machine that slows down slows them all."""
+    laps = {name: Lap() for name in decoders}
+    for decode in decoders.values():
+        decode(prompts[0], min(WARM_UP_TOKENS, max_tokens))
+    for prompt in prompts:
+        for name, decode in decoders.items():
+            started = perf_counter()
+            answer = list(decode(prompt, max_tokens))
+            laps[name].seconds += perf_counter() - started
+            laps[name].answers.append(answer)
+        on_prompt()
+    return laps
+
+
+def summarise(laps: Mapping[str, Lap]) -> dict[str, dict[str, float]]:
+    """By decoder `tokens_per_second`, and against transformers' plain `generate` `speedup` and
+    `exact_match`, the share of equal answers.
+    """
+    plain = laps[GENERATE]
+    return {
+        name: {
+            "tokens_per_second": lap.tokens_per_second,
+            "speedup": lap.tokens_per_second / plain.tokens_per_second,
+            "exact_match": sum(map(list.__eq__, lap.answers, plain.answers)) / len(plain.answers),
+        }
+        for name, lap in laps.items()
+    }
+
+
+def table(summary: Mapping[str, Mapping[str, float]]) -> str:
+    """The summary for people, in Markdown."""
+    lines = ["| decoder | tokens/s | speed-up | same text |", "|---|---|---|---|"]
+    lines += [
+        f"| {name} | {row['tokens_per_second']:.1f} | {row['speedup']:.2f} "
+        f"| {row['exact_match']:.0%} |"
+        for name, row in summary.items()
+    ]
+    return "\n".join(lines)
