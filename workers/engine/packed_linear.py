@@ -1,14 +1,18 @@
-"""Linear layers with weights laid out once for oneDNN: the CPU's fast path for bfloat16.
+"""Linear layers with weights laid out once for oneDNN: the CPU's fast path.
 
-`F.linear` lays a bf16 weight out anew in every call. Doing it once took a one-token pass of
-SmolLM2-135M on two cores from 43 to 30 ms.
+`F.linear` lays a bf16 weight out anew in every call: doing it once took a one-token pass of
+SmolLM2-135M on two cores from 43 to 30 ms. In float32 it goes to another library, whose kernels
+for a few rows are slow: all linear layers over 9 rows took 79 ms there, and take 27 ms here.
+
+A row's result has the same bits beside any number of other rows (but one: see `forward`), where
+`F.linear`'s differ: a batch or a tree changes no layer's answer.
 """
 
 import torch
 from torch import Tensor, nn
 
 # The batch size oneDNN should choose its weight layout for. 16 keeps a row's bits the same for any
-# row count from 1 to 32, which larger hints do not.
+# row count from 2 on, which other hints do not.
 LAYOUT_ROWS = 16
 
 
@@ -23,6 +27,12 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
+        if x.numel() == x.shape[-1]:
+            # A row alone takes another kernel, which sums up long rows in another order.
+            return self._apply_to(x.expand(*x.shape[:-2], 2, x.shape[-1]))[..., :1, :]
+        return self._apply_to(x)
+
+    def _apply_to(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
 
@@ -40,10 +50,9 @@ def pack_linears(module: nn.Module) -> None:
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this machine runs packed bfloat16 layers."""
-    return (
-        device.type == "cpu"
-        and dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+    """Whether this machine runs packed layers of this kind."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
