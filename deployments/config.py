@@ -278,5 +278,5 @@ def explain(error: ValidationError) -> str:
 
 def _reason(fault: Mapping[str, Any]) -> str:
     if fault["type"] == "extra_forbidden":
-        return "unknown key; see config.example.yaml for those there are"
+        return "unknown key; see deployments/config.example.yaml for those there are"
     return str(fault["msg"]).removeprefix("Value error, ")

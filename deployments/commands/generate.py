@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--draft",
         default="ngram",
         metavar="D",
-        help="a pool member (code, math, en, zh, lm), a kind (ngram, lm), a draft's folder, "
-        f"or {PLAIN} for plain decoding (default: %(default)s)",
+        help="a pool member (code, math, en, zh, lm), a kind (ngram: the code table; lm), a "
+        f"draft's folder, or {PLAIN} for plain decoding (default: %(default)s)",
     )
     parser.add_argument(
         "--budget",

@@ -41,6 +41,11 @@ RAY_SETTINGS = {
 }
 """Set unless the environment has them; Ray reads them when its processes start."""
 
+LOGS = "/tmp/ray/session_latest/logs"
+"""Where Ray keeps those of all its processes, Serve's in `serve` below."""
+
+LOOPBACK = "127.0.0.1"
+
 POLL_S = 0.2
 
 
@@ -107,6 +112,14 @@ def check_port(host: str, port: int) -> None:
             ) from error
 
 
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def greeting(config: OutriderConfig) -> str:
     """What to do with a server that is ready."""
     host = "localhost" if config.http.host in ("0.0.0.0", "127.0.0.1") else config.http.host
@@ -115,7 +128,8 @@ def greeting(config: OutriderConfig) -> str:
         (
             f"Ready at {url}/v1 (model {config.target.served_name}). Try:",
             f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\",
-            '    \'{"messages": [{"role": "user", "content": "Write quicksort in Python."}]}\'',
+            '    \'{"messages": [{"role": "user", "content": "Write quicksort in Python."}], '
+            '"max_tokens": 128, "temperature": 0}\'',
         )
     )
 
@@ -170,7 +184,8 @@ def failure(status: "ApplicationStatusOverview") -> str:
     mistakes = [line for line in lines if line.startswith("ValueError: ")]
     if mistakes:
         return mistakes[-1].removeprefix("ValueError: ")
-    return "the server did not start\n" + "\n".join([status.message, *messages])
+    logs = f"the server did not start; its logs are in {LOGS}\n"
+    return logs + "\n".join([status.message, *messages])
 
 
 @contextmanager
@@ -180,9 +195,11 @@ def _cluster(config: OutriderConfig, *, dashboard: bool) -> Iterator[None]:
 
     set_environment()
     ready = _import_in_background()
-    _say("starting Ray")
+    metrics_port = free_port()
+    _say(f"starting Ray (metrics: http://{LOOPBACK}:{metrics_port}/metrics; logs: {LOGS})")
     ray.init(
         address="local",
+        _metrics_export_port=metrics_port,
         num_cpus=_cpus(config),
         object_store_memory=OBJECT_STORE_BYTES,
         include_dashboard=dashboard,
