@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import ray
 from ray.exceptions import RayTaskError
@@ -27,10 +27,12 @@ from workers.draft import InlineDraft, load_draft
 from workers.engine.model_store import resolve
 from workers.request import Delta, GenerationRequest
 from workers.scheduler import Limits
-from workers.target import RankLauncher, Target, TargetSpec, load_target
+from workers.target import Target, TargetSpec, load_target
 from workers.verifier import Gauges, build_verifier
 
 logger = logging.getLogger("outrider.verifier")
+
+_Loaded = TypeVar("_Loaded")
 
 DRAFT_LOADING_S = 120.0
 """How long the pool may take to load before the server starts without those that are missing."""
@@ -200,9 +202,9 @@ def open_engine(config: OutriderConfig) -> Engine:
     assert group is not None, "app.build gives the replica a placement group"
     threads = threads_for(config)
     actors = start_draft_actors(config, group, threads)
-    inline = load_inline_drafts(config, threads)
+    inline = _apart(load_inline_drafts, config, threads)
     ranks = RankSet(config, group, threads) if config.target.tensor_parallel > 1 else None
-    target = _load_apart(_target_spec(config, threads), ranks.launch if ranks else None)
+    target = _apart(load_target, _target_spec(config, threads), ranks.launch if ranks else None)
     for name, actor in actors.items():
         wait_for_draft(name, actor.loading)
     drafts: dict[str, RayDraft | InlineDraft] = {**actors, **inline}
@@ -216,15 +218,15 @@ def open_engine(config: OutriderConfig) -> Engine:
     return Engine(loop, facts_of(config, target), drafts, ranks)
 
 
-def _load_apart(spec: TargetSpec, launch_ranks: RankLauncher | None) -> Target:
-    """Loads the target in a thread that ends with it.
+def _apart(load: Callable[..., _Loaded], *arguments: object) -> _Loaded:
+    """Loads something that runs on torch in a thread that ends with it.
 
     OpenMP keeps a team of threads for every thread that ever computed. Where all teams together
     outnumber the cores, it no longer spins while it waits for work, and a pass of the decode loop,
     which is another thread, takes two to three times as long.
     """
     with ThreadPoolExecutor(1) as once:
-        return once.submit(load_target, spec, launch_ranks).result()
+        return once.submit(load, *arguments).result()
 
 
 def load_inline_drafts(config: OutriderConfig, threads: Threads) -> dict[str, InlineDraft]:
