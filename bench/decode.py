@@ -98,7 +98,7 @@ def measure(
         _warm_up(verifier, encoded[0], arms[domain], settings)
         for seed, ids in enumerate(encoded, start=settings.seed):
             for arm in arms[domain]:
-                request = _request(f"{next(numbers)}", ids, arm, settings, seed)
+                request = request_of(f"{next(numbers)}", ids, arm, settings, seed)
                 tallies[arm.name].add(run_requests(verifier, [request]))
             on_prompt()
     return results
@@ -110,12 +110,13 @@ def _warm_up(
     """The first passes pay for caches and threads; nobody's number should."""
     short = Settings(min(8, settings.max_tokens), settings.budget, settings.temperature)
     for arm in arms:
-        run_requests(verifier, [_request(f"warm-up {arm.name}", ids, arm, short, 0)])
+        run_requests(verifier, [request_of(f"warm-up {arm.name}", ids, arm, short, 0)])
 
 
-def _request(
+def request_of(
     name: str, ids: tuple[int, ...], arm: Arm, settings: Settings, seed: int
 ) -> GenerationRequest:
+    """One prompt for one arm."""
     return GenerationRequest(
         id=name,
         prompt=ids,

@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from bench.decode import Arm
+from bench.decode import Arm, Settings, request_of
 from workers.completion import run_requests
 from workers.engine.model import keep_layers, parse_dtype
-from workers.engine.sampling import SamplingParams
-from workers.request import GenerationRequest
 from workers.verifier import Verifier
 
 Decoder = Callable[[Sequence[int], int], Sequence[int]]
@@ -50,14 +48,8 @@ def ours(verifier: Verifier, arms: Sequence[Arm], budget: int) -> dict[str, Deco
 
     def decoder(arm: Arm) -> Decoder:
         def decode(prompt: Sequence[int], max_tokens: int) -> Sequence[int]:
-            request = GenerationRequest(
-                id=str(next(numbers)),
-                prompt=tuple(prompt),
-                max_tokens=max_tokens,
-                sampling=SamplingParams(seed=0, temperature=0.0),
-                draft=arm.draft,
-                budget=budget if arm.draft else 0,
-            )
+            settings = Settings(max_tokens, budget, temperature=0.0)
+            request = request_of(str(next(numbers)), tuple(prompt), arm, settings, seed=0)
             return run_requests(verifier, [request]).completions[0].tokens
 
         return decode

@@ -1,20 +1,12 @@
 """Talking to a server under test, and looking at its processes."""
 
 import json
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30) -> bool:

@@ -12,9 +12,9 @@ from ray import serve
 from ray.serve.schema import LoggingConfig
 
 from deployments.app import build
-from deployments.commands.serve import set_environment
+from deployments.commands.serve import free_port, set_environment
 from deployments.config import OutriderConfig
-from tests.serving import busy, free_port, wait_until
+from tests.serving import busy, wait_until
 from tests.tiny import make_target
 
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serving import chunks, free_port, processes, text_of, wait_until
+from deployments.commands.serve import free_port
+from tests.serving import chunks, processes, text_of, wait_until
 
 ROOT = Path(__file__).parents[2]
 ASK = {"prompt": "def fibonacci(n):\n", "temperature": 0, "max_tokens": 48}

@@ -4,15 +4,15 @@
 SmolLM2-135M on two cores from 43 to 30 ms. In float32 it goes to another library, whose kernels
 for a few rows are slow: all linear layers over 9 rows took 79 ms there, and take 27 ms here.
 
-A row's result has the same bits beside any number of other rows (but one: see `forward`), where
-`F.linear`'s differ: a batch or a tree changes no layer's answer.
+A row's result has the same bits beside other rows, where `F.linear`'s differ: a batch or a tree
+changes no layer's answer. In bfloat16 that is so up to 32 rows; without AMX, beyond them as well.
 """
 
 import torch
 from torch import Tensor, nn
 
 # The batch size oneDNN should choose its weight layout for. 16 keeps a row's bits the same for any
-# row count from 2 on, which other hints do not.
+# row count from 2 to 32, which other hints do not.
 LAYOUT_ROWS = 16
 
 
@@ -26,7 +26,7 @@ class PackedLinear(nn.Module):
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
+        """[..., rows, in] -> [..., rows, out]"""
         if x.numel() == x.shape[-1]:
             # A row alone takes another kernel, which sums up long rows in another order.
             return self._apply_to(x.expand(*x.shape[:-2], 2, x.shape[-1]))[..., :1, :]
