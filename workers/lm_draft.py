@@ -199,7 +199,7 @@ class LMDraft:
             pack = Pack(tuple(segment for segment in segments if segment is not None))
             if not pack.segments:
                 return [None] * len(wanted)
-            logits = self._runner.forward(pack)[:, : self._vocab_size]
+            logits = self._runner.forward(pack).logits[:, : self._vocab_size]
         parts = iter(pack.split_rows(logits.float().softmax(-1)))
         return [None if segment is None else next(parts) for segment in segments]
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from joblib import cpu_count
-from torch import Tensor
 from transformers import AutoTokenizer
 
 from cache.kv_pool import KVPool
 from workers.engine.model import eos_token_ids, load_model
 from workers.engine.model_store import resolve
 from workers.engine.pack import Pack
-from workers.engine.runner import Runner
+from workers.engine.runner import PassOutput, Runner
 from workers.engine.tensor_parallel import RankGroup
 
 PAGE_SIZE = 16
@@ -27,7 +26,8 @@ class TargetSpec:
 
     model: as `workers.engine.model_store.resolve` takes it; device: "cpu" or "cuda";
     kv_tokens: tokens the KV pool holds, of all requests together; threads: CPU threads of one rank,
-    0 for all cores; context_length: shorter than the model's own, if wanted.
+    0 for all cores; context_length: shorter than the model's own, if wanted; feature_layers: the
+    hidden states that drafts read, by how many layers they have passed.
     """
 
     model: str
@@ -37,6 +37,7 @@ class TargetSpec:
     kv_tokens: int = 65536
     threads: int = 0
     context_length: int | None = None
+    feature_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):
@@ -70,12 +71,14 @@ class Target:
         context_length: int,
         eos: frozenset[int],
         group: RankGroup | None = None,
+        feature_layers: tuple[int, ...] = (),
     ) -> None:
         self.pool = pool
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.eos_token_ids = eos
+        self.feature_layers = feature_layers
         self._runner = runner
         self._group = group
 
@@ -84,8 +87,8 @@ class Target:
         """Whether there are other ranks."""
         return self._group is not None
 
-    def forward(self, pack: Pack) -> Tensor:
-        """Logits of the pack's rows: [rows, vocabulary]."""
+    def forward(self, pack: Pack) -> PassOutput:
+        """One pass, on all ranks."""
         if self._group:
             self._group.send(("forward", pack))
         return self._runner.forward(pack)
@@ -130,6 +133,7 @@ def load_target(spec: TargetSpec, launch_ranks: RankLauncher | None = None) -> T
         context_length=_context_length(spec, text.max_position_embeddings),
         eos=eos,
         group=group,
+        feature_layers=spec.feature_layers,
     )
 
 
@@ -151,7 +155,12 @@ def _load_runner(spec: TargetSpec) -> tuple[Runner, Any, frozenset[int]]:
         device=_device(spec),
         tensor_parallel=spec.tensor_parallel,
     )
-    runner = Runner(model, _pages(spec) * PAGE_SIZE, shards=spec.tensor_parallel)
+    runner = Runner(
+        model,
+        _pages(spec) * PAGE_SIZE,
+        shards=spec.tensor_parallel,
+        feature_layers=spec.feature_layers,
+    )
     return runner, model.config, eos_token_ids(model)
 
 

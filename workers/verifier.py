@@ -81,7 +81,7 @@ class Verifier:
             return False
         proposals = self._drafts.propose([a for turn in turns if (a := self._asking(turn))])
         pack = Pack(tuple(self._segment(turn, proposals) for turn in turns))
-        logits = pack.split_rows(self._target.forward(pack))
+        logits = pack.split_rows(self._target.forward(pack).logits)
         for turn, rows in zip(turns, logits, strict=True):
             try:
                 self._settle(turn, proposals.get(turn.sequence.number, Proposal.empty()), rows)

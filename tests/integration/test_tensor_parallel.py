@@ -58,7 +58,7 @@ def passes(target: Target) -> list[torch.Tensor]:
         pool.reserve(0, len(tokens))
         rows = tuple(range(len(tokens)))
         segment = Segment(tokens, start, parents, pool.extents(0), rows)
-        found.append(target.forward(Pack((segment,))))
+        found.append(target.forward(Pack((segment,))).logits)
         target.commit(0, tuple(keep))
     pool.close(0)
     return found

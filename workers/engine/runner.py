@@ -1,4 +1,8 @@
-"""One packed forward pass: a pack of segments in, logits out."""
+"""One packed forward pass: a pack of segments in, logits out, and hidden states if wanted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,14 +14,32 @@ from workers.engine.model import kv_shape
 from workers.engine.pack import Pack, Segment
 
 
+@dataclass(frozen=True, slots=True)
+class PassOutput:
+    """logits: of the pack's rows, [rows, vocabulary]; features: hidden states of all its tokens
+    after each feature layer, [tokens, feature layers, hidden].
+    """
+
+    logits: Tensor
+    features: Tensor
+
+
 class Runner:
     """A model and the KV store it reads and writes.
 
-    `shards`: by how many ranks the KV heads are divided. Raises ValueError for a model that this
-    engine cannot run, saying why.
+    `shards`: by how many ranks the KV heads are divided; `feature_layers`: hidden states to return,
+    by how many layers they have passed. Raises ValueError for a model that this engine cannot run,
+    saying why.
     """
 
-    def __init__(self, model: PreTrainedModel, slots: int, *, shards: int = 1) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        slots: int,
+        *,
+        shards: int = 1,
+        feature_layers: Sequence[int] = (),
+    ) -> None:
         layers, kv_heads, head_dim = kv_shape(model.config)
         if kv_heads % shards:
             raise ValueError(
@@ -30,6 +52,7 @@ class Runner:
         self.store = KVStore(
             layers, slots, kv_heads // shards, head_dim, dtype=model.dtype, device=model.device
         )
+        self._taps = _Taps(model, feature_layers)
         self._probe()
 
     def _probe(self) -> None:
@@ -45,12 +68,13 @@ class Runner:
             ) from error
 
     @torch.inference_mode()
-    def forward(self, pack: Pack) -> Tensor:
-        """Run every token of the pack; return the logits of its rows: [rows, vocabulary].
+    def forward(self, pack: Pack) -> PassOutput:
+        """Run every token of the pack.
 
         Keys and values of all tokens are in the store afterwards, at the pack's slots.
         """
         device = self._model.device
+        self._taps.empty()
         plan = AttentionPlan.build(pack, self._groups, self._model.dtype, device)
         output = self._model(
             input_ids=torch.tensor([pack.tokens()], device=device),
@@ -60,5 +84,30 @@ class Runner:
             logits_to_keep=torch.tensor(pack.rows(), dtype=torch.long, device=device),
             plan=plan,
         )
-        logits: Tensor = output.logits[0]
-        return logits
+        return PassOutput(output.logits[0], self._taps.features(len(pack.tokens())))
+
+
+class _Taps:
+    """Catches hidden states on their way through the model."""
+
+    def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int]) -> None:
+        layers = model.get_decoder().layers
+        bad = [layer for layer in feature_layers if not 1 <= layer <= len(layers)]
+        if bad:
+            raise ValueError(f"feature_layers: the target has 1 to {len(layers)}, not {bad}")
+        self._caught: list[Tensor] = []
+        self._nothing = torch.empty(0, 0, 0, dtype=model.dtype, device=model.device)
+        for layer in feature_layers:
+            layers[layer - 1].register_forward_hook(self._catch)
+
+    def empty(self) -> None:
+        """Forget what a pass that failed has left."""
+        self._caught = []
+
+    def _catch(self, _module: Any, _inputs: Any, output: Any) -> None:
+        self._caught.append(output[0] if isinstance(output, Tensor) else output[0][0])
+
+    def features(self, tokens: int) -> Tensor:
+        """What one pass left: [tokens, feature layers, hidden]."""
+        caught, self._caught = self._caught, []
+        return torch.stack(caught, 1) if caught else self._nothing.expand(tokens, 0, 0)

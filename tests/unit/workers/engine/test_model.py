@@ -124,7 +124,7 @@ def logits_of(folder: Path, layers: tuple[int, ...] = ()) -> torch.Tensor:
     runner = Runner(load_model(folder, dtype="float32", device=CPU, layers=layers), 16)
     first = Segment((5, 6, 7), 0, chain_parents(3), ((0, 3),), ())
     runner.forward(Pack((first,)))
-    return runner.forward(Pack((Segment((8, 9), 3, chain_parents(2), ((0, 5),), (0, 1)),)))
+    return runner.forward(Pack((Segment((8, 9), 3, chain_parents(2), ((0, 5),), (0, 1)),))).logits
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ class Engine:
 
     def prefill(self, sequence: int, tokens: Sequence[int]) -> Tensor:
         chunk = self.segment(sequence, tokens, chain_parents(len(tokens)), range(len(tokens)))
-        logits = self.runner.forward(Pack((chunk,)))
+        logits = self.runner.forward(Pack((chunk,))).logits
         self.commit(sequence, range(len(tokens)))
         return logits
 
@@ -139,7 +139,7 @@ def test_every_path_of_every_tree_is_as_if_it_ran_alone(
             for number, (_, (tokens, parents)) in enumerate(sequences)
         )
     )
-    parts = pack.split_rows(engine.runner.forward(pack))
+    parts = pack.split_rows(engine.runner.forward(pack).logits)
     for (prompt, (tokens, parents)), part in zip(sequences, parts, strict=True):
         for leaf in set(range(len(tokens))) - set(parents):
             path = line(parents, leaf)
@@ -169,7 +169,7 @@ def test_the_paths_above_are_scattered_and_moved(engine_with: Callable[..., Engi
     tokens, parents = [40, 41, 42, 43, 44], [-1, 0, 0, 2, 1]
     segments = [engine.segment(n, tokens, parents, [3, 4]) for n in range(2)]
     assert all(len(segment.extents) > 1 for segment in segments)
-    logits = engine.runner.forward(Pack(tuple(segments)))
+    logits = engine.runner.forward(Pack(tuple(segments))).logits
     for number, prompt in enumerate(prompts):
         for row, path in enumerate(([40, 42, 43], [40, 41, 44])):
             expected = engine.dense([*prompt, *path])[-1]
@@ -184,7 +184,7 @@ def test_rows_that_nobody_wants_are_not_computed(engine_with: Callable[..., Engi
     engine = engine_with(2)
     engine.pool.open(0)
     chunk = engine.segment(0, [1, 2, 3], chain_parents(3), [])
-    assert engine.runner.forward(Pack((chunk,))).shape == (0, VOCABULARY)
+    assert engine.runner.forward(Pack((chunk,))).logits.shape == (0, VOCABULARY)
 
 
 def test_kv_heads_must_divide_among_the_ranks(tmp_path: Path) -> None:
