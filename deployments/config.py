@@ -19,13 +19,20 @@ from workers.engine.model_store import DEFAULT_TARGET, is_default
 
 REDIS_URL_VARIABLE = "OUTRIDER_REDIS_URL"
 
-TABLES = Path(__file__).resolve().parents[1] / "drafts"
-"""Where the shipped n-gram tables lie, one folder per domain."""
+SHIPPED_DRAFTS = Path(__file__).resolve().parents[1] / "drafts"
+"""Where the shipped drafts lie, one folder per domain."""
+
+DOMAINS = ("code", "math", "en", "zh")
 
 RESERVED_NAMES = ("auto", "none")
 """What `speculation.draft` means without naming a draft; no pool member may be called so."""
 
-_PLACEMENTS: Mapping[DraftKind, Literal["inline", "actor"]] = {"ngram": "inline", "lm": "actor"}
+_PLACEMENTS: Mapping[DraftKind, Literal["inline", "actor"]] = {
+    "ngram": "inline",
+    "lm": "actor",
+    "eagle": "inline",
+    "hybrid": "inline",
+}
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 _PositiveInt = Annotated[int, Field(ge=1)]
@@ -78,7 +85,9 @@ class DraftConfig(_Section):
 
     name: _Name
     kind: DraftKind
-    path: str | None = Field(default=None, description="table folder (ngram) or model (lm)")
+    path: str | None = Field(
+        default=None, description="a folder that prepare-draft made, or a model (lm)"
+    )
     domain: str | None = Field(
         default=None, description="what the router may send it: code, math, en, zh"
     )
@@ -86,9 +95,12 @@ class DraftConfig(_Section):
     layers: tuple[int, ...] = Field(
         default=(), description="lm only: these layers of the target make it"
     )
+    children: int = Field(
+        default=6, ge=1, description="most per node of its trees; 1 makes chains; not for lm"
+    )
     placement: Literal["inline", "actor"] | None = Field(
         default=None,
-        description="in the verifier's process or in one of its own; unset: ngram inline, lm actor",
+        description="in the verifier's process or in one of its own; unset: lm actor, else inline",
     )
 
     @field_validator("name")
@@ -110,8 +122,8 @@ class DraftConfig(_Section):
 
     @property
     def inline(self) -> bool:
-        """Whether it runs in the decode loop itself: a proposal of n-grams takes microseconds, a
-        message to another process a millisecond or two."""
+        """Whether it runs in the decode loop itself: a proposal of n-grams takes a millisecond, as
+        much as a message to another process, and a hybrid reads hidden states that are here."""
         return (self.placement or _PLACEMENTS[self.kind]) == "inline"
 
     def spec(self) -> DraftSpec:
@@ -123,6 +135,7 @@ class DraftConfig(_Section):
             domain=self.domain,
             verification=self.verification,
             layers=self.layers,
+            children=self.children,
         )
 
 
@@ -178,12 +191,12 @@ class HttpConfig(_Section):
 
 
 def default_pool() -> tuple[DraftConfig, ...]:
-    """An n-gram table per domain, and the target's own outermost layers as a language model."""
-    tables = tuple(
-        DraftConfig(name=domain, kind="ngram", path=str(TABLES / domain), domain=domain)
-        for domain in ("code", "math", "en", "zh")
+    """A hybrid per domain, and the target's own outermost layers as a language model."""
+    hybrids = tuple(
+        DraftConfig(name=domain, kind="hybrid", path=str(SHIPPED_DRAFTS / domain), domain=domain)
+        for domain in DOMAINS
     )
-    return (*tables, DraftConfig(name="lm", kind="lm", layers=(0, 1, 28, 29)))
+    return (*hybrids, DraftConfig(name="lm", kind="lm", layers=(0, 1, 28, 29)))
 
 
 class OutriderConfig(_Section):

@@ -19,7 +19,7 @@ from deployments.config import DraftConfig, OutriderConfig, TargetConfig
 # keeps busy ones from fighting over cores is `Threads`.
 REPLICA_CPUS = 1.0
 NGRAM_CPUS = 0.1
-LM_CPUS = 0.2
+MODEL_CPUS = 0.2
 ROUTER_CPUS = 0.2
 INGRESS_CPUS = 0.1
 OVERHEAD_CPUS = ROUTER_CPUS + INGRESS_CPUS
@@ -31,28 +31,28 @@ class Threads:
     """CPU threads of each kind of process.
 
     Ranks compute at the same time, so they share the cores. Drafts compute while the ranks wait
-    for them; yet OpenMP threads go on spinning for a while after their work, so language-model
-    drafts get no more than half of the cores, together.
+    for them; yet OpenMP threads go on spinning for a while after their work, so drafts that run
+    a model get no more than half of the cores, together.
     """
 
     rank: int
-    lm: int
+    model: int
     ngram: int = 1
 
     def of(self, draft: DraftConfig) -> int:
         """Threads of one draft; one in the verifier's process computes while the rank waits."""
         if draft.inline:
             return self.rank
-        return self.ngram if draft.kind == "ngram" else self.lm
+        return self.ngram if draft.kind == "ngram" else self.model
 
 
 def threads_for(config: OutriderConfig, cores: int | None = None) -> Threads:
     """Fits the busy ones onto the cores (unless given: those that affinity and cgroup allow)."""
     cores = cores or cpu_count()
-    models = sum(draft.kind == "lm" for draft in config.draft_actors)
+    models = sum(draft.kind != "ngram" for draft in config.draft_actors)
     return Threads(
         rank=config.target.threads or max(1, cores // config.target.tensor_parallel),
-        lm=max(1, cores // (2 * max(1, models))),
+        model=max(1, cores // (2 * max(1, models))),
     )
 
 
@@ -60,7 +60,8 @@ def bundles(config: OutriderConfig) -> list[dict[str, float]]:
     """The replica's placement group: resources of bundle 0, of each draft, of each further rank."""
     rank = rank_resources(config.target)
     drafts = [
-        {"CPU": LM_CPUS if draft.kind == "lm" else NGRAM_CPUS} for draft in config.draft_actors
+        {"CPU": NGRAM_CPUS if draft.kind == "ngram" else MODEL_CPUS}
+        for draft in config.draft_actors
     ]
     return [rank, *drafts, *(dict(rank) for _ in range(config.target.tensor_parallel - 1))]
 

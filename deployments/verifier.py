@@ -23,7 +23,7 @@ from deployments.links import TargetFacts, VerifierStatus
 from deployments.metrics import VerifierMetrics
 from deployments.placement import Threads, bundles, child_options, draft_bundle, threads_for
 from deployments.target_ranks import RankSet
-from workers.draft import InlineDraft, load_draft
+from workers.draft import InlineDraft, feature_layers_of, load_draft
 from workers.engine.model_store import resolve
 from workers.request import Delta, GenerationRequest
 from workers.scheduler import Limits
@@ -212,7 +212,7 @@ def open_engine(config: OutriderConfig) -> Engine:
         target,
         drafts,
         _limits(config),
-        ratio=[draft.name for draft in config.pool if draft.verification == "ratio"],
+        [draft.spec() for draft in config.pool],
     )
     loop.start()
     return Engine(loop, facts_of(config, target), drafts, ranks)
@@ -320,6 +320,7 @@ def _target_spec(config: OutriderConfig, threads: Threads) -> TargetSpec:
         kv_tokens=target.kv_tokens,
         threads=threads.rank,
         context_length=target.context_length,
+        feature_layers=feature_layers_of([draft.spec() for draft in config.pool]),
     )
 
 

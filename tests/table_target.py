@@ -8,10 +8,10 @@ import random
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from cache.kv_pool import KVPool
 from workers.engine.pack import Pack, Segment
+from workers.engine.runner import PassOutput
 from workers.engine.sampling import TokenHistory, law
 from workers.request import GenerationRequest
 from workers.speculation.noise import noise
@@ -55,6 +55,7 @@ class TableTarget:
     eos_token_ids = frozenset({EOS})
     tokenizer = Letters()
     sharded = False
+    feature_layers = ()
 
     def __init__(self, pages: int = 20, page_size: int = 4) -> None:
         self.pool = KVPool(pages, page_size)
@@ -62,11 +63,12 @@ class TableTarget:
         self.closed = False
         self._slots: list[int | None] = [None] * (pages * page_size)
 
-    def forward(self, pack: Pack) -> Tensor:
+    def forward(self, pack: Pack) -> PassOutput:
         if self.failing is not None:
             raise self.failing
         rows = [row for segment in pack.segments for row in self._rows(segment)]
-        return torch.tensor(rows).reshape(-1, VOCABULARY)
+        logits = torch.tensor(rows).reshape(-1, VOCABULARY)
+        return PassOutput(logits, torch.empty(len(pack.tokens()), 0, 0))
 
     def _rows(self, segment: Segment) -> list[list[float]]:
         slots = segment.slots().tolist()

@@ -1,11 +1,12 @@
 """One answer as it grows: where it ends, what of it is sent, and what is counted."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from workers.request import Delta, FinishReason, GenerationRequest, SpeculationStats
 from workers.speculation.acceptance import Verdict
-from workers.speculation.tree import TokenTree
+from workers.speculation.tree import Proposal
 from workers.text import Detokenizer, StopMatcher, Tokenizer
 
 
@@ -31,11 +32,11 @@ class Answer:
         """Tokens that may still be added."""
         return self._max_tokens - self.stats.emitted
 
-    def add(self, tree: TokenTree, verdict: Verdict) -> Delta:
+    def add(self, proposal: Proposal, verdict: Verdict) -> Delta:
         """Append a verdict's tokens, up to the end of the answer."""
-        tokens = (*(tree.tokens[node] for node in verdict.path), verdict.token)
+        tokens = (*(proposal.tree.tokens[node] for node in verdict.path), verdict.token)
         text, kept = self._append(tokens)
-        self._count(tree, verdict, len(kept))
+        self._count(proposal, verdict, len(kept))
         if self.finish_reason is None and self.room == 0:
             self.finish_reason = "length"
         if self.finish_reason is None:
@@ -60,8 +61,8 @@ class Answer:
             self.finish_reason = "stop"
         return text + self._matcher.flush()
 
-    def _count(self, tree: TokenTree, verdict: Verdict, kept: int) -> None:
-        accepted = min(len(verdict.path), kept)
+    def _count(self, proposal: Proposal, verdict: Verdict, kept: int) -> None:
+        tree, accepted = proposal.tree, min(len(verdict.path), kept)
         whole = kept > len(verdict.path)
         drafted = len(tree) if whole else sum(depth <= kept for depth in tree.depths)
         self.stats = replace(
@@ -72,4 +73,11 @@ class Answer:
             accepted=self.stats.accepted + accepted,
             recovered=self.stats.recovered + (whole and not verdict.bonus),
             bonus=self.stats.bonus + (whole and verdict.bonus),
+            members=self._credit(proposal.members, verdict.path[:accepted]),
         )
+
+    def _credit(self, members: Sequence[str], path: Sequence[int]) -> tuple[tuple[str, int], ...]:
+        """Accepted tokens by the member that guessed them, those of this step included."""
+        counts = Counter(dict(self.stats.members))
+        counts.update(members[node] for node in path if members)
+        return tuple(sorted(counts.items()))

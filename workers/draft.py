@@ -4,14 +4,19 @@ A draft only guesses. Whatever it answers, late, wrong or not at all, the text s
 That is why a draft may forget a sequence (it was restarted) and simply say so.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from workers.speculation.tree import Proposal
 
-DraftKind = Literal["ngram", "lm"]
+if TYPE_CHECKING:  # n-gram drafts live in processes without torch
+    from torch import Tensor
+
+DraftKind = Literal["ngram", "lm", "eagle", "hybrid"]
 Verification = Literal["invariant", "ratio"]
 
 
@@ -24,7 +29,8 @@ class DraftSpec:
     """A pool member, as the configuration names it.
 
     path:   its folder; for an `lm` without one, `layers` of the target are taken instead.
-    domain: what it was made for; the router's hint.
+    domain: what it was made for; the router's hint. children: most per node of its trees; 1 makes
+    chains.
     """
 
     name: str
@@ -33,12 +39,29 @@ class DraftSpec:
     domain: str | None = None
     verification: Verification = "invariant"
     layers: tuple[int, ...] = ()
+    children: int = 6
 
     def __post_init__(self) -> None:
         if self.kind == "lm" and (self.path is None) == (not self.layers):
             raise ValueError(f"drafts.{self.name}: an lm draft needs either path or layers")
-        if self.kind == "ngram" and self.layers:
+        if self.children < 1:
+            raise ValueError(f"drafts.{self.name}: children: {self.children} is not 1 or more")
+        if self.kind != "lm" and self.layers:
             raise ValueError(f"drafts.{self.name}: layers are for lm drafts")
+        if not self.reads_features:
+            return
+        if self.path is None:
+            raise ValueError(f"drafts.{self.name}: an {self.kind} draft needs a path, its folder")
+        if self.verification == "ratio":
+            raise ValueError(
+                f"drafts.{self.name}: verification ratio is for drafts that sample, ngram and lm; "
+                f"an {self.kind} draft's tree is verified by invariant"
+            )
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether it wants the target's hidden states."""
+        return self.kind in ("eagle", "hybrid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +69,8 @@ class DraftRequest:
     """Guess what follows the first `length` tokens of a sequence.
 
     budget, depth: most nodes, most levels. ratio_seed: set under `ratio`; the draft then samples
-    from its q with this seed's noise instead of taking the likeliest tokens.
+    from its q with this seed's noise instead of taking the likeliest tokens. temperature: of the
+    request; the hotter, the less a likely token is certain.
     """
 
     sequence: int
@@ -54,15 +78,40 @@ class DraftRequest:
     budget: int
     depth: int
     ratio_seed: int | None = None
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The target's hidden states at positions from `start` on, after each of some of its `layers`:
+    values [positions, layers, hidden].
+    """
+
+    start: int
+    layers: tuple[int, ...]
+    values: Tensor
+
+    def of(self, layers: Sequence[int]) -> Tensor:
+        """Those of some layers side by side: [positions, layers * hidden].
+
+        Raises ValueError when a layer is not among them.
+        """
+        columns = [self.layers.index(layer) for layer in layers]
+        return self.values[:, columns].flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftUpdate:
-    """Tokens that now stand at positions `start` and on; start 0 begins the sequence anew."""
+    """Tokens that now stand at positions `start` and on; start 0 begins the sequence anew.
+
+    features: of positions that the target has just run, for drafts that read them. They come one
+    step after their tokens: the newest token has none.
+    """
 
     sequence: int
     start: int
     tokens: tuple[int, ...]
+    features: Features | None = None
 
 
 class Draft(Protocol):
@@ -131,11 +180,24 @@ def load_draft(spec: DraftSpec, target: Path, *, dtype: str = "float32", threads
 
     dtype, threads: for drafts that run a model. Raises ValueError when it does not fit the target.
     """
-    if spec.kind == "ngram":
-        from workers.ngram_draft import load_ngram_draft
-
-        return load_ngram_draft(spec, target)
     # Imported late: n-gram drafts live in processes without torch.
-    from workers.lm_draft import load_lm_draft
+    if spec.kind == "lm":
+        from workers.lm_draft import load_lm_draft
 
-    return load_lm_draft(spec, target, dtype=dtype, threads=threads)
+        return load_lm_draft(spec, target, dtype=dtype, threads=threads)
+    from workers.hybrid_draft import load_hybrid_draft
+
+    return load_hybrid_draft(spec, target, threads=threads)
+
+
+def feature_layers_of(specs: Sequence[DraftSpec]) -> tuple[int, ...]:
+    """The target's layers whose output some of these drafts read, in order.
+
+    Raises ValueError when a draft's folder does not say.
+    """
+    readers = [spec for spec in specs if spec.reads_features]
+    if not readers:
+        return ()
+    from workers.hybrid_draft import feature_layers
+
+    return tuple(sorted({layer for spec in readers for layer in feature_layers(spec)}))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 
-from workers.draft import DraftClient, DraftRequest, DraftUnavailable, DraftUpdate
+from workers.draft import DraftClient, DraftRequest, DraftUnavailable, DraftUpdate, Features
 from workers.speculation.tree import Proposal, SparseLaw, TokenTree
 
 logger = logging.getLogger("outrider.draft_pool")
@@ -18,7 +18,8 @@ Waiter = Callable[[float], list[Proposal | None]]
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A sequence that wants a proposal: its tokens, at most `budget` nodes and `depth` levels."""
+    """A sequence that wants a proposal: its tokens, at most `budget` nodes and `depth` levels;
+    seed and temperature are its request's."""
 
     sequence: int
     draft: str
@@ -26,12 +27,14 @@ class Asking:
     budget: int
     depth: int
     seed: int
+    temperature: float
 
 
 class DraftPool:
     """The pool members by name.
 
-    ratio: names of those verified by the ratio test; vocab_size: ids from here on are no tokens of
+    ratio: names of those verified by the ratio test; readers: of those that read the target's
+    hidden states; vocab_size: ids from here on are no tokens of
     the target, and a proposal that holds one is thrown away.
     faults counts, by draft, the proposals that were not had.
     """
@@ -43,11 +46,13 @@ class DraftPool:
         vocab_size: int,
         timeout_s: float,
         ratio: Collection[str] = (),
+        readers: Collection[str] = (),
     ) -> None:
         self._clients = dict(clients)
         self._vocab_size = vocab_size
         self._timeout_s = timeout_s
         self._ratio = frozenset(ratio)
+        self._readers = frozenset(readers)
         self.faults: Counter[str] = Counter()
         self._departed: dict[str, list[int]] = {name: [] for name in clients}
 
@@ -72,11 +77,23 @@ class DraftPool:
                 found.update(self._answers(name, group, waiter, deadline))
         return found
 
-    def commit(self, draft: str, sequence: int, start: int, tokens: Sequence[int]) -> None:
-        """Tell a draft what the target said. One that is down is told everything later."""
+    def commit(
+        self,
+        draft: str,
+        sequence: int,
+        start: int,
+        tokens: Sequence[int],
+        features: Features | None = None,
+    ) -> None:
+        """Tell a draft what the target said. One that is down is told everything later, but for
+        features: it reads on from where they go on.
+        """
+        if draft not in self._readers:
+            features = None
         with self._blamed(draft):
-            if self._clients[draft].ready():
-                self._clients[draft].commit([DraftUpdate(sequence, start, tuple(tokens))])
+            if (tokens or features) and self._clients[draft].ready():
+                update = DraftUpdate(sequence, start, tuple(tokens), features)
+                self._clients[draft].commit([update])
 
     def forget(self, draft: str, sequence: int) -> None:
         """Tell a draft that a sequence ended. One that is down is told when it is back."""
@@ -101,7 +118,12 @@ class DraftPool:
     def _request(self, asking: Asking) -> DraftRequest:
         ratio_seed = asking.seed if asking.draft in self._ratio else None
         return DraftRequest(
-            asking.sequence, len(asking.tokens), asking.budget, asking.depth, ratio_seed
+            asking.sequence,
+            len(asking.tokens),
+            asking.budget,
+            asking.depth,
+            ratio_seed,
+            asking.temperature,
         )
 
     def _answers(

@@ -41,7 +41,8 @@ class SpeculationStats:
     """What speculation did for one answer. emitted == accepted + recovered + bonus.
 
     steps: target steps that emitted tokens; drafted: nodes verified in them; tested: positions
-    where a guess was made and all before it were right.
+    where a guess was made and all before it were right; members: accepted tokens by the draft's
+    member that guessed them, where it has several, in the order of their names.
     """
 
     draft: str | None
@@ -51,6 +52,7 @@ class SpeculationStats:
     accepted: int = 0
     recovered: int = 0
     bonus: int = 0
+    members: tuple[tuple[str, int], ...] = ()
 
     @property
     def emitted(self) -> int:

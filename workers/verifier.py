@@ -6,14 +6,14 @@ so nobody ever waits for a forward pass but the requests themselves.
 
 import logging
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from torch import Tensor
 
 from workers.answer import Answer
-from workers.draft import DraftClient
+from workers.draft import DraftClient, DraftSpec, Features
 from workers.draft_pool import Asking, DraftPool
 from workers.engine.pack import Pack, Segment, chain_parents
 from workers.engine.sampling import BadLogits
@@ -81,10 +81,12 @@ class Verifier:
             return False
         proposals = self._drafts.propose([a for turn in turns if (a := self._asking(turn))])
         pack = Pack(tuple(self._segment(turn, proposals) for turn in turns))
-        logits = pack.split_rows(self._target.forward(pack).logits)
-        for turn, rows in zip(turns, logits, strict=True):
+        output = self._target.forward(pack)
+        logits, hidden = pack.split_rows(output.logits), pack.split_tokens(output.features)
+        for turn, rows, states in zip(turns, logits, hidden, strict=True):
+            proposal = proposals.get(turn.sequence.number, Proposal.empty())
             try:
-                self._settle(turn, proposals.get(turn.sequence.number, Proposal.empty()), rows)
+                self._settle(turn, proposal, rows, states)
             except BadLogits as error:  # of this sequence; its neighbours have rows of their own
                 self._fail(turn.sequence, EngineError(str(error)))
         self._steps += 1
@@ -103,6 +105,7 @@ class Verifier:
             request.budget,
             depth,
             request.sampling.seed,
+            request.sampling.temperature,
         )
 
     def _segment(self, turn: Turn, proposals: Mapping[int, Proposal]) -> Segment:
@@ -121,26 +124,33 @@ class Verifier:
             rows=tuple(range(last, size)) if turn.decodes else (),
         )
 
-    def _settle(self, turn: Turn, proposal: Proposal, rows: Tensor) -> None:
+    def _settle(self, turn: Turn, proposal: Proposal, rows: Tensor, states: Tensor) -> None:
         """Verify, keep the accepted path's KV, and pass the new tokens on."""
-        sequence, own = turn.sequence, turn.stop - turn.start
-        if not turn.decodes:
-            self._target.commit(sequence.number, tuple(range(own)))
-            return
+        sequence, own = turn.sequence, range(turn.stop - turn.start)
         known = len(sequence.tokens)
+        if not turn.decodes:
+            self._target.commit(sequence.number, tuple(own))
+            self._tell_draft(turn, known, (), states)
+            return
         verdict = verify(
             proposal, rows, sequence.request.sampling, sequence.history, position=known
         )
-        delta = sequence.answer.add(proposal.tree, verdict)
+        delta = sequence.answer.add(proposal, verdict)
         sequence.extend(delta)
         if delta.finish_reason:
             self._end(sequence)
         else:
-            kept = (*range(own), *(own + node for node in verdict.path))
+            kept = (*own, *(len(own) + node for node in verdict.path))
             self._target.commit(sequence.number, kept)
-            if sequence.draft:
-                self._drafts.commit(sequence.draft, sequence.number, known, delta.tokens)
+            self._tell_draft(turn, known, delta.tokens, states[list(kept)])
         sequence.sink(delta)
+
+    def _tell_draft(self, turn: Turn, known: int, said: Sequence[int], states: Tensor) -> None:
+        """What the target said after `known` tokens, and its hidden states since `turn.start`."""
+        sequence, layers = turn.sequence, self._target.feature_layers
+        if sequence.draft:
+            features = Features(turn.start, layers, states) if layers else None
+            self._drafts.commit(sequence.draft, sequence.number, known, said, features)
 
     def _take_in(self) -> None:
         """Let arrivals join the line, the cancelled go, and the first in line run."""
@@ -289,13 +299,16 @@ def build_verifier(
     target: Target,
     drafts: Mapping[str, DraftClient],
     limits: Limits,
-    ratio: Collection[str] = (),
+    specs: Collection[DraftSpec] = (),
 ) -> Verifier:
-    """A verifier over a target and named drafts; `ratio` names those verified by the ratio test."""
+    """A verifier over a target and named drafts. `specs` are the drafts': those without one are
+    verified by `invariant`, and do not read the target's hidden states.
+    """
     pool = DraftPool(
         drafts,
         vocab_size=target.vocab_size,
         timeout_s=limits.draft_timeout_s,
-        ratio=ratio,
+        ratio=[spec.name for spec in specs if spec.verification == "ratio"],
+        readers=[spec.name for spec in specs if spec.reads_features],
     )
     return Verifier(target, pool, limits)

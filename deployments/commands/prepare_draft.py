@@ -1,38 +1,36 @@
-"""`outrider prepare-draft`: make a draft for a target and a domain, from prompts alone.
-
-The target answers the prompts; what it said is what the draft learns.
-"""
+"""`outrider prepare-draft`: make a draft for a target and a domain, from prompts alone."""
 
 import argparse
-import itertools
-import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
-from tqdm import tqdm
+import torch
 
 from deployments.commands.options import add_target_options, count, target_spec
-from deployments.prompt_file import PromptFile, chat_ids, read_prompts
-from workers.completion import Completion, run_requests
-from workers.engine.model_store import resolve
-from workers.engine.sampling import SamplingParams
-from workers.engine.vocabulary import vocabulary_of
-from workers.request import GenerationRequest
-from workers.scheduler import Limits
-from workers.target import Target, load_target
-from workers.training.ngram_table import ORDER, NgramTable
-from workers.verifier import build_verifier
+from deployments.draft_maker import EPOCHS, DraftMaker, MakerOptions
+from deployments.prompt_file import read_prompts
 
 _DESCRIPTION = """\
 Make a draft for a target and a domain. The target answers the prompts of FILE, over and over with
-the given temperatures in turn, until it has said N tokens; the draft learns from what it said.
-An n-gram table learns its domain from little: 55,000 tokens are a start, 250,000 are good.
+the given temperatures in turn; the draft learns from what it said, is calibrated and measured on
+prompts that were held out, and describes itself in its README.md. The same options and seed on the
+same machine give the same draft, where --steps is given instead of --minutes.
 """
+_KINDS = {
+    "hybrid": "an n-gram table and an eagle draft, merged into one tree",
+    "ngram": "a table of what the target said",
+    "eagle": "one layer that reads the target's hidden states",
+    "lm": "some of the target's layers, distilled",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
+    parser.add_argument(
+        "--kind",
+        choices=list(_KINDS),
+        default="hybrid",
+        help="; ".join(f"{kind}: {what}" for kind, what in _KINDS.items()) + " (default: hybrid)",
+    )
     parser.add_argument("--domain", required=True, metavar="NAME", help="what the draft is for")
     parser.add_argument(
         "--prompts", required=True, type=Path, metavar="FILE", help='JSON lines with a "prompt"'
@@ -41,11 +39,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", required=True, type=Path, metavar="DIR", help="folder that becomes the draft"
     )
     parser.add_argument(
+        "--minutes",
+        type=_minutes,
+        metavar="M",
+        help="how long all of it may take, about (default: as long as tokens and steps need)",
+    )
+    parser.add_argument(
         "--tokens",
         type=count,
-        default=55_000,
+        default=130_000,
         metavar="N",
-        help="what the target shall say in all (default: %(default)s)",
+        help="most that the target shall say; a table learns from 55,000 already (default: "
+        "%(default)s)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=count,
+        metavar="N",
+        help=f"batches to train on (default: what --minutes allow, else {EPOCHS} rounds)",
+    )
+    parser.add_argument(
+        "--vocab",
+        type=count,
+        default=8192,
+        metavar="K",
+        help="tokens that a trained draft can guess (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--layers",
+        type=_layers,
+        metavar="L,L",
+        help="of the target, that an lm draft starts from (default: its first and its last)",
     )
     parser.add_argument(
         "--max-tokens",
@@ -64,25 +88,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--together",
         type=count,
-        default=16,
+        default=32,
         metavar="N",
         help="answers at a time; more are faster and take more memory (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="S",
-        help="of the order of prompts and of the answers (default: %(default)s)",
+        "--measure-on",
+        type=Path,
+        metavar="FILE",
+        help="prompts to measure on (default: some held out of --prompts, kept as held_out.jsonl)",
+    )
+    parser.add_argument(
+        "--measure-limit",
+        type=count,
+        default=8,
+        metavar="N",
+        help="how many of them (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="of everything (default: %(default)s)"
     )
     parser.add_argument(
         "--source",
-        default="",
         metavar="TEXT",
-        help="where the prompts are from and their licence, for the draft's card",
+        help="where the prompts are from and their licence, for the card (default: FILE's name)",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with a run that was interrupted"
     )
     add_target_options(parser)
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, device="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 0 < minutes < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+    return minutes
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 def _temperatures(text: str) -> tuple[float, ...]:
@@ -91,68 +137,31 @@ def _temperatures(text: str) -> tuple[float, ...]:
 
 def run(args: argparse.Namespace) -> int:
     """Raises ValueError for prompts or options that cannot be used."""
-    prompts = read_prompts(args.prompts)
-    vocabulary = vocabulary_of(resolve(args.target))
-    target = load_target(target_spec(args))
-    said = _answers(target, prompts, args)
-    card = {
-        "domain": args.domain,
-        "target": args.target,
-        "dtype": args.dtype,
-        "prompts": args.source or args.prompts.name,
-        "temperatures": list(args.temperatures),
-        "max_tokens": args.max_tokens,
-        "seed": args.seed,
-        "answers": len(said),
-        "tokens": sum(len(completion.tokens) for completion in said),
-    }
-    # The end of the prompt is context for the first tokens of the answer.
-    texts = [[*completion.request.prompt[-ORDER:], *completion.tokens] for completion in said]
-    NgramTable.build(texts, vocabulary, card).save(args.out)
-    print(f"{args.out}: {card['tokens']:,} tokens of {card['answers']:,} answers")
+    measured = read_prompts(args.measure_on).prompts if args.measure_on else None
+    options = MakerOptions(
+        target=target_spec(args),
+        kind=args.kind,
+        domain=args.domain,
+        out=args.out,
+        prompts=read_prompts(args.prompts).prompts,
+        measured=measured,
+        measured_limit=args.measure_limit,
+        source=args.source or args.prompts.name,
+        tokens=args.tokens,
+        steps=args.steps,
+        minutes=args.minutes,
+        vocab=args.vocab,
+        layers=args.layers or (),
+        max_tokens=args.max_tokens,
+        temperatures=args.temperatures,
+        together=args.together,
+        seed=args.seed,
+    )
+    maker = DraftMaker(options)
+    maker.run(resume=args.resume)
+    facts = maker.facts
+    print(f"{args.out}: {facts['tokens']:,} tokens of {facts['answers']:,} answers")
+    for temperature, arms in facts["measured"].items():
+        for name, row in arms.items():
+            print(f"temperature {temperature}, {name}: tau {row['tau']:.2f}")
     return 0
-
-
-def _answers(target: Target, prompts: PromptFile, args: argparse.Namespace) -> list[Completion]:
-    """Answers of the target until they hold enough tokens."""
-    said: list[Completion] = []
-    bar: tqdm[NoReturn] = tqdm(total=args.tokens, unit="tok", desc=f"{args.target} answers")
-    with bar:
-
-        def note(completion: Completion) -> None:
-            said.append(completion)
-            bar.update(len(completion.tokens))
-
-        run_requests(
-            build_verifier(target, {}, Limits(max_running=args.together)),
-            itertools.takewhile(lambda _: bar.n < args.tokens, _requests(target, prompts, args)),
-            together=args.together,
-            on_done=note,
-        )
-    return sorted(said, key=lambda completion: int(completion.request.id))
-
-
-def _requests(
-    target: Target, prompts: PromptFile, args: argparse.Namespace
-) -> Iterator[GenerationRequest]:
-    """All prompts in a random order, again and again. The temperatures take turns from prompt to
-    prompt, and for each prompt from round to round.
-    """
-    encoded = [chat_ids(target.tokenizer, prompt) for prompt in prompts.prompts]
-    fitting = [ids for ids in encoded if len(ids) < target.context_length]
-    if not fitting:
-        raise ValueError(
-            f"prompts: none leaves room for an answer in {target.context_length} tokens of context"
-        )
-    shuffled = random.Random(args.seed).sample(fitting, len(fitting))
-    numbers = itertools.count()
-    for turn in itertools.count():
-        for place, ids in enumerate(shuffled):
-            number = next(numbers)
-            temperature = args.temperatures[(turn + place) % len(args.temperatures)]
-            yield GenerationRequest(
-                id=str(number),
-                prompt=ids,
-                max_tokens=min(args.max_tokens, target.context_length - len(ids)),
-                sampling=SamplingParams(seed=args.seed + number, temperature=temperature),
-            )

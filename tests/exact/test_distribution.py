@@ -100,7 +100,7 @@ def test_texts_follow_the_target(
         target,
         drafts,
         Limits(max_running=TOGETHER, max_queued=TOGETHER, prefill_tokens=TOGETHER * len(PROMPT)),
-        ratio=["draft"] if verification == "ratio" else [],
+        [DraftSpec("draft", "ngram", verification=verification)] if drafts else [],
     )
     requests = (
         GenerationRequest(

@@ -139,7 +139,7 @@ def test_an_allowed_import_is_let_through(module: str, source: str) -> None:
 
 def test_an_ngram_draft_process_stays_small() -> None:
     """Its actor must not load torch or transformers: half a gigabyte per pool member."""
-    modules = "workers.draft, workers.ngram_draft, deployments.draft_actor"
+    modules = "workers.draft, workers.hybrid_draft, deployments.draft_actor"
     code = f"import sys, {modules}; print(*{{'torch', 'transformers'}} & sys.modules.keys())"
 
     done = subprocess.run(

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
+from workers.engine.packed_linear import can_pack, pack_linears, pack_linears_in_bfloat16
 from workers.engine.weights import TargetIdentity, Weights, identity_of
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -303,8 +305,23 @@ def load_eagle(folder: Path, target: Path, what: str) -> EagleModel:
         tensors = load_file(folder / WEIGHTS)
         ids = tensors["d2t"] + torch.arange(config.draft_vocab_size)
         weights = Weights(target)
-        model = EagleModel(config, weights.embedding(), weights.head()[ids].float(), ids)
+        model = EagleModel(config, _shared_embedding(target), weights.head()[ids].float(), ids)
         _load_saved_form(model, tensors)
     except (OSError, KeyError, ValueError, RuntimeError) as error:
         raise ValueError(f"{what}: {folder / WEIGHTS} does not fit its config: {error}") from error
     return model.requires_grad_(False).eval()
+
+
+@lru_cache(maxsize=1)
+def _shared_embedding(target: Path) -> Tensor:
+    """One for all drafts of a process; it is the largest thing about them."""
+    return Weights(target).embedding().to(torch.bfloat16)
+
+
+def optimise_eagle(model: EagleModel) -> None:
+    """Give it the machine's fastest layers, in place; a draft only guesses, so bfloat16 will do."""
+    device = model.embedding.device
+    if can_pack(torch.bfloat16, device):
+        pack_linears_in_bfloat16(model)
+    elif can_pack(torch.float32, device):
+        pack_linears(model)

@@ -86,6 +86,10 @@ class Pack:
         """Cut logits [sum of rows, vocabulary] into one tensor per segment."""
         return list(logits.split([len(segment.rows) for segment in self.segments]))
 
+    def split_tokens(self, states: Tensor) -> list[Tensor]:
+        """Cut something of every token [tokens, ...] into one tensor per segment."""
+        return list(states.split([len(segment.tokens) for segment in self.segments]))
+
 
 def chain_parents(size: int) -> tuple[int, ...]:
     """Parents of a prompt chunk of `size` tokens."""

@@ -91,12 +91,15 @@ class _Taps:
     """Catches hidden states on their way through the model."""
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int]) -> None:
-        layers = model.get_decoder().layers
+        self._caught: list[Tensor] = []
+        self._nothing = torch.empty(0, dtype=model.dtype, device=model.device)
+        if feature_layers:
+            self._tap(model.get_decoder().layers, feature_layers)
+
+    def _tap(self, layers: Any, feature_layers: Sequence[int]) -> None:
         bad = [layer for layer in feature_layers if not 1 <= layer <= len(layers)]
         if bad:
             raise ValueError(f"feature_layers: the target has 1 to {len(layers)}, not {bad}")
-        self._caught: list[Tensor] = []
-        self._nothing = torch.empty(0, 0, 0, dtype=model.dtype, device=model.device)
         for layer in feature_layers:
             layers[layer - 1].register_forward_hook(self._catch)
 
@@ -110,4 +113,4 @@ class _Taps:
     def features(self, tokens: int) -> Tensor:
         """What one pass left: [tokens, feature layers, hidden]."""
         caught, self._caught = self._caught, []
-        return torch.stack(caught, 1) if caught else self._nothing.expand(tokens, 0, 0)
+        return torch.stack(caught, 1) if caught else self._nothing.new_empty(tokens, 0, 0)

@@ -119,11 +119,14 @@ class Proposal:
 
     `q` is there under `verification: ratio` only: per node, the law its sibling set was drawn from,
     one object shared by the siblings, whose node order is the order in which they were drawn.
+
+    `members` names, per node, who of the draft's members guessed it, where it has several.
     """
 
     tree: TokenTree
     confidence: tuple[float, ...]
     q: tuple[SparseLaw, ...] | None = None
+    members: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.confidence) != len(self.tree):
@@ -132,6 +135,10 @@ class Proposal:
             )
         if self.q is not None and len(self.q) != len(self.tree):
             raise ValueError(f"q: {len(self.q)} laws for a tree of {len(self.tree)} nodes")
+        if self.members and len(self.members) != len(self.tree):
+            raise ValueError(
+                f"members: {len(self.members)} names for a tree of {len(self.tree)} nodes"
+            )
 
     @classmethod
     def empty(cls) -> Proposal:

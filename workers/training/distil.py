@@ -19,6 +19,7 @@ from workers.training.batch import BATCH_TEXTS, Batch, collate, shuffled_batches
 from workers.training.teacher import TeacherText
 
 _CHECKPOINT_S = 60.0
+_PROBES = 4
 _WARM_UP_STEPS = 40
 _LEAST_RATE = 0.03  # of the highest learning rate, at the end
 # A guess further ahead is needed less often.
@@ -108,6 +109,29 @@ class Trainer:
                 self._save()
                 saved = time.monotonic()
         self._save()
+
+    def curve(self) -> list[float]:
+        """Mean losses of twenty equal parts of the training."""
+        parts = [
+            self.losses[len(self.losses) * part // 20 : len(self.losses) * (part + 1) // 20]
+            for part in range(20)
+        ]
+        return [round(sum(part) / len(part), 4) for part in parts if part]
+
+    @staticmethod
+    def steps_for(texts: Sequence[TeacherText], epochs: int) -> int:
+        """Batches that hold every text so often."""
+        return epochs * -(-len(texts) // BATCH_TEXTS)
+
+    @staticmethod
+    def seconds_per_step(student: Student, texts: Sequence[TeacherText], ahead: int) -> float:
+        """Measured on a few batches; the student is left as it was."""
+        started = time.monotonic()
+        batches = list(itertools.islice(shuffled_batches(texts, 0, 0), _PROBES))
+        for numbers in batches:
+            loss_of(student, [texts[number] for number in numbers], ahead).backward()
+            student.model.zero_grad()
+        return (time.monotonic() - started) / len(batches)
 
     def _order(self) -> Iterator[list[int]]:
         for epoch in itertools.count():

@@ -23,6 +23,9 @@ class EagleStudent:
     def __init__(self, model: EagleModel) -> None:
         self.model = model
 
+    def to(self, device: torch.device) -> None:
+        self.model.to(device)
+
     @property
     def vocabulary(self) -> Tensor:
         return self.model.vocabulary

@@ -7,13 +7,14 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from workers.engine.pack import Pack, Segment, chain_parents
-from workers.engine.runner import Runner
+from workers.engine.runner import PassOutput
 from workers.training.corpus import TargetAnswer
 
 TOP = 48
@@ -40,13 +41,20 @@ class TeacherText:
     top_logprobs: Tensor
 
 
+class Model(Protocol):
+    """The target, with nobody else in its KV store."""
+
+    def forward(self, pack: Pack) -> PassOutput:
+        """As `workers.engine.runner.Runner` does."""
+
+
 def teach(
-    runner: Runner,
+    model: Model,
     answers: Sequence[TargetAnswer],
     folder: Path,
     on_texts: Callable[[int], object] = lambda texts: None,
 ) -> None:
-    """Write what `runner`, the target, knows about the answers, shard by shard; those that are
+    """Write what the target knows about the answers, shard by shard; those that are
     there are kept. `on_texts` hears how many texts were done.
 
     Raises ValueError when the disk is full.
@@ -56,13 +64,29 @@ def teach(
         part = answers[first : first + _SHARD_TEXTS]
         path = _shard(folder, first)
         if not path.exists():
-            _save(path, _concatenated([t for batch in _batches(part) for t in _run(runner, batch)]))
+            _save(path, _concatenated([t for batch in _batches(part) for t in _run(model, batch)]))
         on_texts(len(part))
 
 
 def taught(folder: Path) -> list[TeacherText]:
     """Everything that `teach` wrote, in its order. Tensors are mapped, not read."""
     return [text for path in sorted(folder.glob("*.safetensors")) for text in _split(path)]
+
+
+def bare_text(answer: TargetAnswer) -> TeacherText:
+    """An answer without what the teacher knows about it."""
+    tokens = torch.tensor((*answer.prompt, *answer.tokens))
+    features, law = torch.empty(len(tokens), 0), torch.empty(len(answer.tokens), 0)
+    return TeacherText(tokens, len(answer.prompt), answer.temperature, features, law, law)
+
+
+def likeliest_tokens(texts: Sequence[TeacherText], vocabulary: int, size: int) -> Tensor:
+    """Ids, in order, of the `size` tokens to which the teacher gave most probability in all."""
+    mass = torch.zeros(vocabulary, dtype=torch.float64)
+    for text in texts:
+        ids, logprobs = text.top_ids.long().flatten(), text.top_logprobs.double().flatten()
+        mass.index_add_(0, ids, logprobs.exp())
+    return mass.topk(min(size, vocabulary)).indices.sort().values
 
 
 def _shard(folder: Path, first: int) -> Path:
@@ -83,8 +107,8 @@ def _batches(answers: Sequence[TargetAnswer]) -> Iterator[list[TargetAnswer]]:
     yield batch
 
 
-def _run(runner: Runner, batch: Sequence[TargetAnswer]) -> list[TeacherText]:
-    """One pass over whole texts, side by side in the runner's store."""
+def _run(model: Model, batch: Sequence[TargetAnswer]) -> list[TeacherText]:
+    """One pass over whole texts, side by side in the model's store."""
     segments: list[Segment] = []
     slot = 0
     for answer in batch:
@@ -94,7 +118,7 @@ def _run(runner: Runner, batch: Sequence[TargetAnswer]) -> list[TeacherText]:
         segments.append(Segment(text, 0, chain_parents(len(text)), extents, tuple(before)))
         slot += len(text)
     pack = Pack(tuple(segments))
-    output = runner.forward(pack)
+    output = model.forward(pack)
     features = output.features.flatten(1).to(torch.bfloat16)
     parts = features.split([len(segment.tokens) for segment in segments])
     texts = []

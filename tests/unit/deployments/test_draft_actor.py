@@ -270,7 +270,7 @@ def test_a_worker_that_was_restarted_says_so(worker: DraftWorker) -> None:
 
 
 def test_the_actor_of_an_ngram_draft_stays_small() -> None:
-    code = "import sys, deployments.draft_actor, workers.ngram_draft;"
+    code = "import sys, deployments.draft_actor, workers.hybrid_draft;"
     code += "print(*{'torch', 'transformers', 'fastapi', 'ray.serve'} & sys.modules.keys())"
     done = subprocess.run(
         [sys.executable, "-c", code],

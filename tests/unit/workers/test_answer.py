@@ -11,7 +11,7 @@ from workers.answer import Answer
 from workers.engine.sampling import SamplingParams
 from workers.request import Delta, GenerationRequest, SpeculationStats
 from workers.speculation.acceptance import Verdict, walk
-from workers.speculation.tree import TokenTree
+from workers.speculation.tree import Proposal, TokenTree
 
 TOKENIZER = tiny_tokenizer()
 END = TOKENIZER.convert_tokens_to_ids(EOS)
@@ -28,13 +28,17 @@ def answer(max_tokens: int = 50, stop: Sequence[str] = (), budget: int = 8) -> A
     return Answer(request, TOKENIZER, frozenset({END}))
 
 
-def whole_block(tokens: Sequence[int]) -> tuple[TokenTree, Verdict]:
+def chain(tokens: Sequence[int]) -> Proposal:
+    return Proposal(TokenTree.chain(tokens), (0.5,) * len(tokens))
+
+
+def whole_block(tokens: Sequence[int]) -> tuple[Proposal, Verdict]:
     """A chain of all but the last token, accepted whole; the last is the bonus."""
-    tree = TokenTree.chain(tokens[:-1])
-    return tree, Verdict(tuple(range(len(tree))), tokens[-1], bonus=True, tested=len(tree))
+    size = len(tokens) - 1
+    return chain(tokens[:-1]), Verdict(tuple(range(size)), tokens[-1], bonus=True, tested=size)
 
 
-def blocks(tokens: Sequence[int], gamma: int, wrong: int) -> list[tuple[TokenTree, Verdict]]:
+def blocks(tokens: Sequence[int], gamma: int, wrong: int) -> list[tuple[Proposal, Verdict]]:
     """Proposals of `gamma` guesses each for a known output; guess number `wrong` of each is not it.
 
     The output then repeats its last token, as a target would go on.
@@ -43,24 +47,25 @@ def blocks(tokens: Sequence[int], gamma: int, wrong: int) -> list[tuple[TokenTre
     while place < len(tokens):
         rest = [*tokens[place:], *([tokens[-1]] * (gamma + 1))]
         guesses = [t if n != wrong else t + 1 for n, t in enumerate(rest[:gamma])]
-        tree = TokenTree.chain(guesses)
-        verdict = walk(tree, lambda node, rest=rest: rest[node + 1])
-        out.append((tree, verdict))
+        proposal = chain(guesses)
+        verdict = walk(proposal.tree, lambda node, rest=rest: rest[node + 1])
+        out.append((proposal, verdict))
         place += len(verdict.path) + 1
     return out
 
 
 def test_all_guesses_of_a_whole_step_count_as_drafted_and_few_as_tested() -> None:
-    tree = TokenTree.chain(encode("the king sings and dances again"))
+    proposal = chain(encode("the king sings and dances again"))
     given = answer()
-    given.add(tree, Verdict((), encode("a")[0], bonus=False, tested=1))
-    assert (given.stats.drafted, given.stats.tested, given.stats.accepted) == (len(tree), 1, 0)
+    given.add(proposal, Verdict((), encode("a")[0], bonus=False, tested=1))
+    drafted = len(proposal.tree)
+    assert (given.stats.drafted, given.stats.tested, given.stats.accepted) == (drafted, 1, 0)
 
 
-def played(answer: Answer, steps: Sequence[tuple[TokenTree, Verdict]]) -> list[Delta]:
+def played(answer: Answer, steps: Sequence[tuple[Proposal, Verdict]]) -> list[Delta]:
     deltas = []
-    for tree, verdict in steps:
-        deltas.append(answer.add(tree, verdict))
+    for proposal, verdict in steps:
+        deltas.append(answer.add(proposal, verdict))
         if deltas[-1].finish_reason:
             break
     return deltas
@@ -105,15 +110,14 @@ def test_an_accepted_eos_ends_the_answer_and_what_lies_behind_counts_nowhere() -
 def test_an_eos_as_bonus_or_recovered_token_is_counted_as_such() -> None:
     bonus = answer().add(*whole_block([*encode("ab"), END])).stats
     assert bonus == SpeculationStats("d", 1, drafted=2, tested=2, accepted=2, bonus=1)
-    tree = TokenTree.chain(encode("ab"))
-    recovered = answer().add(tree, Verdict((0,), END, bonus=False, tested=2)).stats
+    recovered = answer().add(chain(encode("ab")), Verdict((0,), END, bonus=False, tested=2)).stats
     assert recovered == SpeculationStats("d", 1, drafted=2, tested=2, accepted=1, recovered=1)
 
 
 def test_an_eos_flushes_what_was_held_back() -> None:
     one = answer(stop=["\nEND"])
     assert one.add(*whole_block(encode("a\nEN"))).text == "a"
-    assert one.add(TokenTree.empty(), Verdict((), END, True, 0)).text == "\nEN"
+    assert one.add(Proposal.empty(), Verdict((), END, True, 0)).text == "\nEN"
 
 
 def test_a_cut_character_that_completes_a_stop_is_a_stop() -> None:
@@ -125,7 +129,8 @@ def test_a_cut_character_that_completes_a_stop_is_a_stop() -> None:
 def test_branches_deeper_than_the_answer_are_not_counted_as_drafted() -> None:
     tree = TokenTree.from_nodes([5, 6, 7, 8], [-1, -1, 0, 2])  # depths 1, 1, 2, 3
     one = answer(max_tokens=2)
-    delta = one.add(tree, Verdict((0, 2, 3), 9, bonus=True, tested=3))
+    proposal = Proposal(tree, (0.5,) * 4)
+    delta = one.add(proposal, Verdict((0, 2, 3), 9, bonus=True, tested=3))
     assert delta.stats == SpeculationStats("d", 1, drafted=3, tested=2, accepted=2)
 
 
@@ -139,7 +144,7 @@ GREEDY = encode("the thing said: 你好, and on and on\n\n🦜 well then")
 
 def plain(max_tokens: int, stop: Sequence[str], tokens: Sequence[int]) -> list[Delta]:
     one = answer(max_tokens, stop, budget=0)
-    return played(one, [(TokenTree.empty(), Verdict((), t, True, 0)) for t in tokens])
+    return played(one, [(Proposal.empty(), Verdict((), t, True, 0)) for t in tokens])
 
 
 @pytest.mark.parametrize("gamma", [1, 3])

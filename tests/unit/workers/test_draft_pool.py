@@ -51,7 +51,7 @@ def pool(ratio: Sequence[str] = (), **clients: Any) -> DraftPool:
 
 
 def ask(sequence: int = 0, draft: str = "d", budget: int = 4, depth: int = 3) -> Asking:
-    return Asking(sequence, draft, (7, 8, 9), budget, depth, seed=11)
+    return Asking(sequence, draft, (7, 8, 9), budget, depth, seed=11, temperature=0.0)
 
 
 def test_each_draft_is_asked_once_for_all_its_sequences() -> None:

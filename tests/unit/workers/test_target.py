@@ -44,7 +44,7 @@ def test_kept_tokens_move_to_their_places(tiny_folder: Path) -> None:
         start, rows = target.pool.committed(0), (len(tokens) - 1,)
         return target.forward(
             Pack((Segment(tokens, start, parents, target.pool.extents(0), rows),))
-        )
+        ).logits
 
     forward((5, 6, 7, 8), (-1, 0, 0, 2))
     target.commit(0, (0, 2, 3))

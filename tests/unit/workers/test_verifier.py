@@ -12,11 +12,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from torch import Tensor
 
 from tests.table_target import EOS, VOCABULARY, Letters, TableTarget, plain_tokens
 from workers.draft import DraftRequest, DraftUnavailable, DraftUpdate
 from workers.engine.pack import Pack
+from workers.engine.runner import PassOutput
 from workers.engine.sampling import SamplingParams
 from workers.request import Delta, GenerationRequest
 from workers.scheduler import Limits
@@ -533,11 +533,11 @@ def test_scores_that_are_no_numbers_end_their_own_request_alone(
     world.submit(ask("good"))
     forward = world.target.forward
 
-    def overflowing(pack: Pack) -> Tensor:
-        logits = forward(pack)
+    def overflowing(pack: Pack) -> PassOutput:
+        output = forward(pack)
         if len(pack.segments) == 2:
-            logits[0, 3] = bad
-        return logits
+            output.logits[0, 3] = bad
+        return output
 
     monkeypatch.setattr(world.target, "forward", overflowing)
     while world.verifier.step():

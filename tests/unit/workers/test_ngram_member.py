@@ -1,4 +1,4 @@
-"""What the n-gram draft guesses, and how its tree grows."""
+"""What an n-gram draft guesses, and how its tree grows."""
 
 import math
 import subprocess
@@ -11,14 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers import ngram_draft
+from workers import ngram_member
 from workers.draft import DraftRequest, DraftSpec, DraftUpdate, load_draft
 from workers.engine.vocabulary import Vocabulary, vocabulary_of
-from workers.ngram_draft import CHILDREN, LEAST_CONFIDENCE, LOCAL_WEIGHT, NgramDraft
+from workers.hybrid_draft import HybridDraft
+from workers.ngram_member import LOCAL_WEIGHT, NgramMember
 from workers.speculation.tree import Proposal
 from workers.training.ngram_table import ORDER, NgramTable
+from workers.tree_growth import LEAST_CONFIDENCE
 
 ROOT = Path(__file__).parents[3]
+CHILDREN = 6
 TABLE = [[1, 2, 3, 4, 5, 6], [1, 2, 3, 7], [1, 2, 3, 4, 8], [9, 2, 3, 4]]
 
 
@@ -26,8 +29,12 @@ def table(*sequences: Sequence[int]) -> NgramTable:
     return NgramTable.build(sequences or TABLE, Vocabulary(50, "abc"), {})
 
 
+def ngrams(table: NgramTable | None = None) -> HybridDraft:
+    return HybridDraft("d", NgramMember(table), None, children=CHILDREN)
+
+
 def proposed(
-    draft: NgramDraft, tokens: Sequence[int], budget: int = 8, depth: int = 8, **request: int
+    draft: HybridDraft, tokens: Sequence[int], budget: int = 8, depth: int = 8, **request: int
 ) -> Proposal:
     draft.commit([DraftUpdate(0, 0, tuple(tokens))])
     (answer,) = draft.propose([DraftRequest(0, len(tokens), budget, depth, **request)])
@@ -39,7 +46,7 @@ def proposed(
 
 
 def test_it_guesses_only_for_what_it_knows_exactly() -> None:
-    draft = NgramDraft("d", None)
+    draft = ngrams()
     draft.commit([DraftUpdate(0, 0, (1, 2, 1))])
 
     def known(length: int, sequence: int = 0) -> bool:
@@ -61,13 +68,13 @@ def test_it_guesses_only_for_what_it_knows_exactly() -> None:
 
 
 def test_begun_anew_it_remembers_nothing() -> None:
-    draft = NgramDraft("d", None)
+    draft = ngrams()
     assert len(proposed(draft, [1, 2, 1]).tree) > 0
     assert proposed(draft, [3, 4, 1]) == Proposal.empty()
 
 
 def test_sequences_do_not_learn_from_each_other() -> None:
-    draft = NgramDraft("d", None)
+    draft = ngrams()
     draft.commit([DraftUpdate(0, 0, (1, 2, 1)), DraftUpdate(1, 0, (1, 3, 1))])
     one, other = draft.propose([DraftRequest(0, 3, 1, 1), DraftRequest(1, 3, 1, 1)])
     assert one is not None
@@ -77,9 +84,9 @@ def test_sequences_do_not_learn_from_each_other() -> None:
 
 def test_a_long_prompt_is_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = [1, 2, 3, 4, 5] * 5 + [1, 2]
-    expected = proposed(NgramDraft("d", None), tokens)
-    monkeypatch.setattr(ngram_draft, "CATCH_UP", 10)
-    draft = NgramDraft("d", None)
+    expected = proposed(ngrams(), tokens)
+    monkeypatch.setattr(ngram_member, "CATCH_UP", 10)
+    draft = ngrams()
     draft.commit([DraftUpdate(0, 0, tuple(tokens))])
     request = DraftRequest(0, len(tokens), 8, 8)
     answers = [draft.propose([request])[0] for _ in range(3)]
@@ -125,9 +132,9 @@ def test_its_guesses_are_the_likeliest_of_the_blended_law(
     tokens: list[int], domain: list[list[int]]
 ) -> None:
     known = [sequence for sequence in domain if len(sequence) > 1]
-    draft = NgramDraft("d", table(*known) if known else None)
+    draft = ngrams(table(*known) if known else None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ngram_draft, "NEGLIGIBLE", 0)
+        patch.setattr(ngram_member, "NEGLIGIBLE", 0)
         proposal = proposed(draft, tokens, depth=1)
     law = blended(tokens, known, tokens[-ORDER:])
     best = sorted((p for p in law.values() if p >= LEAST_CONFIDENCE), reverse=True)[:CHILDREN]
@@ -138,17 +145,17 @@ def test_its_guesses_are_the_likeliest_of_the_blended_law(
 
 def test_a_long_match_outweighs_what_is_frequent_after_a_short_one() -> None:
     tokens = [1, 2, 3, 4, *[9, 3, 5] * 3, 1, 2, 3]
-    assert proposed(NgramDraft("d", None), tokens, depth=1).tree.tokens[0] == 4
-    assert proposed(NgramDraft("d", None), [*tokens[:-3], 8, 3], depth=1).tree.tokens[0] == 5
+    assert proposed(ngrams(), tokens, depth=1).tree.tokens[0] == 4
+    assert proposed(ngrams(), [*tokens[:-3], 8, 3], depth=1).tree.tokens[0] == 5
 
 
 def test_the_request_counts_for_more_than_the_table() -> None:
-    draft = NgramDraft("d", table([1, 4], [1, 4], [1, 5]))
+    draft = ngrams(table([1, 4], [1, 4], [1, 5]))
     assert proposed(draft, [1, 7, 1], depth=1).tree.tokens == (7, 4, 5)
 
 
 def test_confidence_is_that_of_the_whole_path() -> None:
-    proposal = proposed(NgramDraft("d", table()), [1, 2, 3])
+    proposal = proposed(ngrams(table()), [1, 2, 3])
     tree = proposal.tree
     assert (tree.tokens[:2], tree.gamma) == ((4, 7), 3)
     for node, parent in enumerate(tree.parents):
@@ -159,8 +166,8 @@ def test_confidence_is_that_of_the_whole_path() -> None:
 
 
 def test_nothing_known_nothing_guessed() -> None:
-    assert proposed(NgramDraft("d", None), [1, 2, 3]) == Proposal.empty()
-    assert proposed(NgramDraft("d", table()), [33]) == Proposal.empty()
+    assert proposed(ngrams(), [1, 2, 3]) == Proposal.empty()
+    assert proposed(ngrams(table()), [33]) == Proposal.empty()
 
 
 @given(TOKENS, st.lists(TOKENS, max_size=3), st.integers(0, 12), st.integers(0, 6))
@@ -168,7 +175,7 @@ def test_any_tree_keeps_to_budget_and_depth_and_is_a_best_one(
     tokens: list[int], domain: list[list[int]], budget: int, depth: int
 ) -> None:
     known = [sequence for sequence in domain if len(sequence) > 1]
-    draft = NgramDraft("d", table(*known) if known else None)
+    draft = ngrams(table(*known) if known else None)
     proposal = proposed(draft, tokens, budget, depth)
     tree = proposal.tree
     assert len(tree) <= budget
@@ -185,7 +192,7 @@ def test_any_tree_keeps_to_budget_and_depth_and_is_a_best_one(
 
 
 def test_under_ratio_it_samples_a_comb_from_its_own_law() -> None:
-    draft = NgramDraft("d", table())
+    draft = ngrams(table())
     seen = set()
     for seed in range(60):
         proposal = proposed(draft, [1, 2, 3], budget=4, depth=2, ratio_seed=seed)
@@ -220,7 +227,7 @@ def test_without_a_path_it_knows_its_requests_only(tiny_folder: Path) -> None:
 def test_a_table_for_this_vocabulary_is_used(tiny_folder: Path, tmp_path: Path) -> None:
     NgramTable.build([[1, 2, 3]], vocabulary_of(tiny_folder), {}).save(tmp_path)
     draft = load_draft(DraftSpec("d", "ngram", path=str(tmp_path)), tiny_folder)
-    assert isinstance(draft, NgramDraft)
+    assert isinstance(draft, HybridDraft)
     assert proposed(draft, [1]).tree.tokens == (2, 3)
 
 
@@ -232,5 +239,5 @@ def test_a_table_for_another_vocabulary_is_refused(tiny_folder: Path, tmp_path: 
 
 
 def test_it_does_without_torch() -> None:
-    program = "import sys, workers.ngram_draft; sys.exit('torch' in sys.modules)"
+    program = "import sys, workers.hybrid_draft; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -1,0 +1,422 @@
+"""Making a draft, stage by stage: the target answers, what it knows about its answers is kept, the
+draft learns, is calibrated on held-out answers, measured, and described.
+
+What took time lies in a work folder beside the draft's own, so an interrupted run goes on where it
+was. The draft appears whole or not at all.
+"""
+
+import errno
+import itertools
+import json
+import random
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from tqdm import tqdm
+from transformers import AutoConfig
+
+from bench.decode import Arm, Settings, measure, summarise
+from bench.provenance import provenance
+from deployments.draft_card import write_card
+from deployments.prompt_file import chat_ids
+from workers.completion import Completion, run_requests
+from workers.draft import DraftKind, DraftSpec, InlineDraft, load_draft
+from workers.engine.eagle import EagleConfig, new_eagle, save_eagle
+from workers.engine.model import kv_shape
+from workers.engine.model_store import resolve
+from workers.engine.sampling import SamplingParams
+from workers.engine.vocabulary import vocabulary_of
+from workers.engine.weights import identity_of
+from workers.fit_calibration import fit_calibration
+from workers.hybrid_draft import member_folder
+from workers.ngram_member import NgramMember
+from workers.request import GenerationRequest
+from workers.scheduler import Limits
+from workers.target import Target, TargetSpec, load_target
+from workers.training.corpus import Corpus, TargetAnswer, count_tokens
+from workers.training.distil import Schedule, Student, Trainer, score
+from workers.training.eagle_student import EagleStudent
+from workers.training.lm_student import LMStudent, save_lm
+from workers.training.ngram_table import ORDER, NgramTable
+from workers.training.teacher import TeacherText, bare_text, likeliest_tokens, taught, teach
+from workers.verifier import build_verifier
+
+FEWEST_PROMPTS = 8
+LONGEST_PROMPT = 512
+MOST_HELD_OUT = 40
+EPOCHS = 12
+"""How often each answer is learned from, where neither steps nor minutes are given."""
+
+AHEAD = 3
+"""Tokens further and further ahead that an eagle draft is trained to guess."""
+
+SCORED_AHEAD = 6
+MEASURED_TOKENS, MEASURED_BUDGET = 128, 32
+# Shares of --minutes: what is left after answers, teaching and measuring goes to training.
+ANSWERS_SHARE = {"ngram": 0.8, "lm": 0.35, "eagle": 0.35, "hybrid": 0.35}
+MEASURING_SHARE = 0.2
+# Of the target's MLP that an eagle draft has: its weights for the default target stay below 10 MB.
+MLP_SHARE = 11 / 12
+
+
+@dataclass(frozen=True, slots=True)
+class MakerOptions:
+    """What `outrider prepare-draft` was asked for.
+
+    prompts: to learn from; measured: prompts to measure on, None for some held out of the former;
+    tokens: most that the target shall say; steps: of training, None for as many as `minutes` allow,
+    or `EPOCHS`; layers: of the target, that an lm draft starts from.
+    """
+
+    target: TargetSpec
+    kind: DraftKind
+    domain: str
+    out: Path
+    prompts: tuple[str, ...]
+    measured: tuple[str, ...] | None
+    measured_limit: int
+    source: str
+    tokens: int
+    steps: int | None
+    minutes: float | None
+    vocab: int
+    layers: tuple[int, ...]
+    max_tokens: int
+    temperatures: tuple[float, ...]
+    together: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    """Token ids to learn from and to hold out, and texts to measure on."""
+
+    training: list[tuple[int, ...]]
+    held_out: list[tuple[int, ...]]
+    measured: list[str]
+
+
+class DraftMaker:
+    """One run of the command. Raises ValueError for what the user can mend."""
+
+    def __init__(self, options: MakerOptions) -> None:
+        self._options = options
+        self._folder = resolve(options.target.model)
+        self._vocabulary = vocabulary_of(self._folder)
+        self._identity = identity_of(self._folder, options.target.model)
+        self._model = AutoConfig.from_pretrained(self._folder).get_text_config()
+        self._work = options.out.with_name(options.out.name + ".work")
+        self._draft = self._work / "draft"
+        self._began = time.monotonic()
+        self.facts: dict[str, Any] = {}
+
+    def run(self, *, resume: bool) -> None:
+        """Make the draft."""
+        self._open_work(resume)
+        try:
+            self._run()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise ValueError(
+                f"--out: the disk of {self._work} is full; what was done is kept: make room and "
+                "go on with --resume"
+            ) from error
+
+    def _run(self) -> None:
+        options = self._options
+        target = load_target(replace(options.target, feature_layers=_feature_layers(self._model)))
+        prompts = self._split(target)
+        corpus = Corpus(self._work / "answers.jsonl")
+        self._answer(target, prompts, corpus)
+        shutil.rmtree(self._draft, ignore_errors=True)
+        if options.kind == "ngram":
+            self._learn_table(corpus)
+        else:
+            self._teach(target, corpus)
+            self._learn(corpus)
+        self._measure(target, prompts)
+        write_card(self._draft, options.kind, self._card())
+        self._draft.rename(options.out)
+        shutil.rmtree(self._work)
+
+    # -- the work folder -----------------------------------------------------------------------
+
+    def _open_work(self, resume: bool) -> None:
+        """Refuse to mix two runs."""
+        options, path = self._options, self._work / "options.json"
+        if options.out.exists():
+            raise ValueError(f"--out: {options.out} exists; delete it or name another folder")
+        fixed = {
+            name: getattr(options, name)
+            for name in ("kind", "max_tokens", "temperatures", "seed", "vocab", "layers")
+        } | {"target": asdict(self._identity), "dtype": options.target.dtype}
+        wanted = json.loads(json.dumps(fixed))
+        if path.is_file() and not resume:
+            raise ValueError(
+                f"--out: {self._work} holds a run that was interrupted; go on with --resume, or "
+                "delete it"
+            )
+        if path.is_file():
+            _check_resumed(json.loads(path.read_text(encoding="utf-8")), wanted)
+            return
+        self._work.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(wanted), encoding="utf-8")
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def _split(self, target: Target) -> _Prompts:
+        options, longest = self._options, min(LONGEST_PROMPT, target.context_length - 1)
+        texts = {chat_ids(target.tokenizer, text): text for text in options.prompts}
+        fitting = [ids for ids in texts if len(ids) <= longest]
+        if len(fitting) < FEWEST_PROMPTS:
+            raise ValueError(
+                f"prompts: {len(fitting)} different ones fit in {longest} tokens; a draft needs at "
+                f"least {FEWEST_PROMPTS}, some to learn from and some to be measured on"
+            )
+        shuffled = random.Random(options.seed).sample(fitting, len(fitting))
+        size = min(MOST_HELD_OUT, len(fitting) // 4)
+        measured = options.measured or [texts[ids] for ids in shuffled[:size]]
+        return _Prompts(shuffled[size:], shuffled[:size], [*measured][: options.measured_limit])
+
+    def _answer(self, target: Target, prompts: _Prompts, corpus: Corpus) -> None:
+        """The target answers until it has said enough, or its time is over."""
+        options, done = self._options, corpus.numbers()
+        deadline = self._deadline(ANSWERS_SHARE[options.kind])
+        asked: dict[str, TargetAnswer] = {}
+        bar = _bar(options.tokens, "tok", "target answers", len(corpus))
+
+        def requests() -> Iterator[GenerationRequest]:
+            for answer in _planned(prompts, options):
+                enough = len(corpus) >= options.tokens or time.monotonic() > deadline
+                if enough and not answer.held_out:
+                    return
+                if answer.number not in done:
+                    asked[str(answer.number)] = answer
+                    yield _request(answer, options, target.context_length)
+
+        def note(completion: Completion) -> None:
+            answer = asked.pop(completion.request.id)
+            corpus.add(replace(answer, tokens=tuple(completion.tokens)))
+            bar.update(len(completion.tokens))
+
+        with bar:
+            run_requests(
+                build_verifier(target, {}, Limits(max_running=options.together)),
+                requests(),
+                together=options.together,
+                on_done=note,
+            )
+        if not corpus.training:
+            raise ValueError("--minutes: no answer was ready in time; give it more")
+        self.facts |= {
+            "answers": len(corpus.training),
+            "tokens": count_tokens(corpus.training),
+            "held_out_tokens": count_tokens(corpus.held_out),
+        }
+
+    # -- learning ------------------------------------------------------------------------------
+
+    def _teach(self, target: Target, corpus: Corpus) -> None:
+        with _bar(len(corpus.answers), "text", "teacher's laws") as bar:
+            teach(target, corpus.training, self._work / "training", bar.update)
+            teach(target, corpus.held_out, self._work / "held_out", bar.update)
+
+    def _learn_table(self, corpus: Corpus) -> None:
+        """The `ngram` draft, or a hybrid's member of that kind."""
+        options = self._options
+        # The end of the prompt is context for the first tokens of the answer.
+        texts = [[*answer.prompt[-ORDER:], *answer.tokens] for answer in corpus.training]
+        card = {"domain": options.domain, "prompts": options.source, **self.facts}
+        table = NgramTable.build(texts, self._vocabulary, card)
+        folder = member_folder(options.kind, self._draft, "ngram")
+        table.save(folder)
+        texts_held_out = [bare_text(answer) for answer in corpus.held_out]
+        fit_calibration(texts_held_out, NgramMember(table), None).save(folder)
+
+    def _learn(self, corpus: Corpus) -> None:
+        """The other kinds of draft: all have a neural part."""
+        options = self._options
+        texts, held_out = taught(self._work / "training"), taught(self._work / "held_out")
+        student = self._student(texts)
+        self._train(student, texts, held_out)
+        if isinstance(student, LMStudent):
+            save_lm(student, self._draft, self._folder)
+            return
+        folder = member_folder(options.kind, self._draft, "eagle")
+        save_eagle(student.model, folder, self._identity, self._vocabulary.size)
+        fit_calibration(held_out, None, student).save(folder)
+        if options.kind == "hybrid":
+            self._learn_table(corpus)
+            table = NgramTable.load(member_folder(options.kind, self._draft, "ngram"))
+            fit_calibration(held_out, NgramMember(table), student).save(self._draft)
+
+    def _student(self, texts: Sequence[TeacherText]) -> EagleStudent | LMStudent:
+        options = self._options
+        vocabulary = likeliest_tokens(texts, self._vocabulary.size, options.vocab)
+        if options.kind == "lm":
+            student: EagleStudent | LMStudent = LMStudent(self._folder, options.layers, vocabulary)
+        else:
+            generator = torch.Generator().manual_seed(options.seed)
+            config = _eagle_config(self._model, len(vocabulary))
+            student = EagleStudent(new_eagle(self._folder, config, vocabulary, generator))
+        student.to(torch.device(options.target.device))
+        return student
+
+    def _train(
+        self, student: Student, texts: Sequence[TeacherText], held_out: Sequence[TeacherText]
+    ) -> None:
+        options = self._options
+        ahead = 1 if options.kind == "lm" else AHEAD
+        steps = self._steps(student, texts, ahead)
+        schedule = Schedule(steps, options.seed, ahead)
+        trainer = Trainer(student, texts, schedule, self._work / "checkpoint.pt")
+        with _bar(steps, "step", "training", trainer.step) as bar:
+
+            def note(loss: float) -> None:
+                bar.set_postfix(loss=f"{loss:.2f}", refresh=False)
+                bar.update()
+
+            trainer.run(note)
+        found = score(student, held_out, 1 if options.kind == "lm" else SCORED_AHEAD)
+        self.facts |= {
+            "steps": steps,
+            "vocabulary": len(student.vocabulary),
+            "losses": trainer.curve(),
+            **asdict(found),
+        }
+
+    def _steps(self, student: Student, texts: Sequence[TeacherText], ahead: int) -> int:
+        """Of training; an interrupted run keeps to what it began with."""
+        path, options = self._work / "steps.json", self._options
+        if path.is_file():
+            return int(json.loads(path.read_text(encoding="utf-8")))
+        steps = options.steps or Trainer.steps_for(texts, EPOCHS)
+        if options.steps is None and options.minutes is not None:
+            left = self._deadline(1 - MEASURING_SHARE) - time.monotonic()
+            steps = max(1, int(left / Trainer.seconds_per_step(student, texts, ahead)))
+        path.write_text(json.dumps(steps), encoding="utf-8")
+        return steps
+
+    # -- measuring -----------------------------------------------------------------------------
+
+    def _measure(self, target: Target, prompts: _Prompts) -> None:
+        """The draft and its members, as `outrider bench decode` would measure them."""
+        options = self._options
+        specs = _measured_specs(options.kind, self._draft)
+        threads = options.target.threads or torch.get_num_threads()
+        drafts = {
+            spec.name: InlineDraft(
+                load_draft(spec, self._folder, dtype=options.target.dtype, threads=threads)
+            )
+            for spec in specs
+        }
+        verifier = build_verifier(target, drafts, Limits(max_running=1), specs)
+        encoded = {options.domain: [chat_ids(target.tokenizer, p) for p in prompts.measured]}
+        arms = {options.domain: [Arm(spec.name, spec.name) for spec in specs]}
+        temperatures = sorted(set(options.temperatures))
+        measured = {}
+        with _bar(len(temperatures) * len(prompts.measured), "prompt", "measuring") as bar:
+            for temperature in temperatures:
+                settings = Settings(MEASURED_TOKENS, MEASURED_BUDGET, temperature)
+                results = measure(verifier, encoded, arms, settings, on_prompt=bar.update)
+                measured[str(temperature)] = summarise(results)["arms"]
+        self.facts |= {"measured": measured, "measured_prompts": len(prompts.measured)}
+        if options.measured is None:
+            lines = [json.dumps({"prompt": p}, ensure_ascii=False) for p in prompts.measured]
+            path = self._draft / "held_out.jsonl"
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def _card(self) -> dict[str, Any]:
+        options = self._options
+        return {
+            "kind": options.kind,
+            "domain": options.domain,
+            "target": asdict(self._identity),
+            "dtype": options.target.dtype,
+            "prompts": options.source,
+            "temperatures": list(options.temperatures),
+            "max_tokens": options.max_tokens,
+            "seed": options.seed,
+            **self.facts,
+            "run": provenance(),
+        }
+
+    def _deadline(self, share: float) -> float:
+        """When a share of the minutes is over; never, where there are none."""
+        minutes = self._options.minutes
+        return float("inf") if minutes is None else self._began + 60 * minutes * share
+
+
+def _check_resumed(before: dict[str, Any], now: dict[str, Any]) -> None:
+    for name, value in now.items():
+        if before[name] != value:
+            raise ValueError(
+                f"--resume: the interrupted run has {name} {before[name]}, not {value}; repeat its "
+                "options, or delete its folder"
+            )
+
+
+def _planned(prompts: _Prompts, options: MakerOptions) -> Iterator[TargetAnswer]:
+    """What the target is asked, without its tokens: the held-out prompts once at every temperature,
+    then the others again and again. The temperatures take turns from prompt to prompt, and for each
+    prompt from round to round.
+    """
+    numbers = itertools.count()
+    for ids in prompts.held_out:
+        for temperature in options.temperatures:
+            yield TargetAnswer(next(numbers), True, temperature, ids, ())
+    for turn in itertools.count():
+        for place, ids in enumerate(prompts.training):
+            temperature = options.temperatures[(turn + place) % len(options.temperatures)]
+            yield TargetAnswer(next(numbers), False, temperature, ids, ())
+
+
+def _request(answer: TargetAnswer, options: MakerOptions, context: int) -> GenerationRequest:
+    return GenerationRequest(
+        id=str(answer.number),
+        prompt=answer.prompt,
+        max_tokens=min(options.max_tokens, context - len(answer.prompt)),
+        sampling=SamplingParams(seed=options.seed + answer.number, temperature=answer.temperature),
+    )
+
+
+def _feature_layers(model: Any) -> tuple[int, ...]:
+    """An early, a middle and a late layer, as EAGLE-3 has it."""
+    layers = model.num_hidden_layers
+    return tuple(sorted({max(1, layers // 10), layers // 2 + 1, max(1, layers - 1)}))
+
+
+def _eagle_config(model: Any, vocabulary: int) -> EagleConfig:
+    _, kv_heads, head_dim = kv_shape(model)
+    rope = getattr(model, "rope_parameters", None) or {}
+    return EagleConfig(
+        hidden_size=model.hidden_size,
+        intermediate_size=max(32, 32 * int(model.intermediate_size * MLP_SHARE / 32)),
+        num_attention_heads=model.num_attention_heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=model.rms_norm_eps,
+        rope_theta=float(rope.get("rope_theta", 10_000.0)),
+        draft_vocab_size=vocabulary,
+        feature_layers=_feature_layers(model),
+    )
+
+
+def _measured_specs(kind: DraftKind, draft: Path) -> list[DraftSpec]:
+    """The draft, and a hybrid's members by themselves."""
+    whole = DraftSpec(kind, kind, path=str(draft))
+    if kind != "hybrid":
+        return [whole]
+    members: tuple[DraftKind, ...] = ("ngram", "eagle")
+    alone = [DraftSpec(m, m, path=str(member_folder(kind, draft, m))) for m in members]
+    return [whole, *alone]
+
+
+def _bar(total: int, unit: str, what: str, done: int = 0) -> "tqdm[NoReturn]":
+    return tqdm(total=total, initial=done, unit=unit, desc=what)

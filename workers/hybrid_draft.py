@@ -1,0 +1,170 @@
+"""Drafts that grow one tree from what several members say: `ngram`, `eagle`, and both as `hybrid`.
+
+One class, so that there is one way to grow a tree: an `ngram` draft has no neural member, an
+`eagle` draft no n-grams.
+
+No torch here: n-gram drafts live in processes that do without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workers.calibration import CALIBRATION, UNCALIBRATED, Calibration
+from workers.draft import DraftKind, DraftRequest, DraftSpec, DraftUpdate
+from workers.engine.vocabulary import vocabulary_of
+from workers.ngram_member import NgramMember
+from workers.sampled_proposal import Comb
+from workers.speculation.tree import Proposal
+from workers.training.ngram_table import TOKENS, NgramTable
+from workers.tree_growth import GrowingTree
+
+if TYPE_CHECKING:
+    from workers.eagle_member import EagleMember
+
+# Siblings that are sampled under the ratio test.
+SAMPLED = 4
+
+
+class HybridDraft:
+    """A pool member (`workers.draft.Draft`) with at least one of two kinds of members."""
+
+    def __init__(
+        self,
+        name: str,
+        ngram: NgramMember | None,
+        eagle: EagleMember | None,
+        calibration: Calibration = UNCALIBRATED,
+        *,
+        children: int = 6,
+    ) -> None:
+        assert ngram or eagle, "a draft without members cannot guess"
+        self.name = name
+        self._ngram = ngram
+        self._eagle = eagle
+        self._members = [member for member in (ngram, eagle) if member is not None]
+        self._calibration = calibration
+        self._children = children
+
+    def commit(self, updates: Sequence[DraftUpdate]) -> None:
+        for update in updates:
+            for member in self._members:
+                member.commit(update)
+
+    def forget(self, sequences: Sequence[int]) -> None:
+        for sequence in sequences:
+            for member in self._members:
+                member.forget(sequence)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal | None]:
+        known = [r for r in requests if self._members[0].length(r.sequence) == r.length]
+        # One still busy with its prompt guesses nothing for now.
+        answers = {r.sequence: Proposal.empty() for r in known}
+        ready = [r for r in known if self._ngram is None or self._ngram.catch_up(r.sequence)]
+        answers |= self._grow([r for r in ready if r.ratio_seed is None])
+        answers |= {r.sequence: self._sample(r) for r in ready if r.ratio_seed is not None}
+        return [answers.get(r.sequence) for r in requests]
+
+    def _grow(self, requests: Sequence[DraftRequest]) -> dict[int, Proposal]:
+        """All trees together: n-grams at once, then rounds of questions to the neural member."""
+        roots = self._eagle.catch_up([r.sequence for r in requests]) if self._eagle else {}
+        trees = []
+        for request in requests:
+            tree = self._tree(request, neural=request.sequence in roots)
+            if request.sequence in roots:
+                tree.hear((), roots[request.sequence])
+            tree.grow()
+            trees.append(tree)
+        while self._eagle and (asking := [(t, paths) for t in trees if (paths := t.questions())]):
+            told = self._eagle.ask([(tree.request.sequence, paths) for tree, paths in asking])
+            for (tree, paths), laws in zip(asking, told, strict=True):
+                for path, law in zip(paths, laws, strict=True):
+                    tree.hear(path, law)
+                tree.grow()
+        return {tree.request.sequence: tree.proposal() for tree in trees}
+
+    def _sample(self, request: DraftRequest) -> Proposal:
+        """For the ratio test, which n-grams alone are asked for."""
+        tree = self._tree(request, neural=False)
+        comb = Comb(request, min(SAMPLED, self._children))
+        while comb.open:
+            comb.grow(tree.law(comb.path))
+        return comb.proposal()
+
+    def _tree(self, request: DraftRequest, *, neural: bool) -> GrowingTree:
+        regime = self._calibration.at(request.temperature)
+        return GrowingTree(request, self._ngram, regime, children=self._children, neural=neural)
+
+
+def load_hybrid_draft(spec: DraftSpec, target: Path, *, threads: int) -> HybridDraft:
+    """An `ngram`, `eagle` or `hybrid` draft for the target in folder `target`.
+
+    Raises ValueError when its folder is none, or made for another target.
+    """
+    folder = Path(spec.path) if spec.path else None
+    ngram: NgramMember | None = None
+    eagle: EagleMember | None = None
+    if spec.kind != "eagle":
+        ngram = _load_ngram(spec, folder and member_folder(spec.kind, folder, "ngram"), target)
+    if spec.kind != "ngram":
+        assert folder is not None, "DraftSpec lets no such draft pass without a path"
+        eagle = _load_eagle(spec, member_folder(spec.kind, folder, "eagle"), target, threads)
+    calibration = UNCALIBRATED  # a table alone does without: its own probabilities are near enough
+    if folder and (spec.kind != "ngram" or (folder / CALIBRATION).is_file()):
+        calibration = Calibration.load(folder)
+    return HybridDraft(spec.name, ngram, eagle, calibration, children=spec.children)
+
+
+def member_folder(kind: DraftKind, folder: Path, member: str) -> Path:
+    """Where a draft of some kind keeps its `ngram` or `eagle` member: a hybrid has a folder each,
+    and its calibration beside them.
+    """
+    return folder / member if kind == "hybrid" else folder
+
+
+def kind_of(folder: Path) -> DraftKind | None:
+    """What kind of draft a folder holds; None where it holds none."""
+    if (folder / "eagle" / "config.json").is_file():
+        return "hybrid"
+    if (folder / TOKENS).is_file():
+        return "ngram"
+    config = folder / "config.json"
+    if not config.is_file():
+        return None
+    # Only what reads one target's hidden states has to say whose.
+    return "eagle" if "target" in json.loads(config.read_text(encoding="utf-8")) else "lm"
+
+
+def feature_layers(spec: DraftSpec) -> tuple[int, ...]:
+    """Which of the target's layers an `eagle` or `hybrid` draft reads.
+
+    Raises ValueError when its folder is none.
+    """
+    from workers.engine.eagle import read_eagle_config
+
+    assert spec.path is not None
+    folder = member_folder(spec.kind, Path(spec.path), "eagle")
+    return read_eagle_config(folder)[0].feature_layers
+
+
+def _load_ngram(spec: DraftSpec, folder: Path | None, target: Path) -> NgramMember:
+    if folder is None:
+        return NgramMember(None)
+    table = NgramTable.load(folder)
+    vocabulary_of(target).check_same(table.vocabulary, f"drafts.{spec.name}")
+    return NgramMember(table)
+
+
+def _load_eagle(spec: DraftSpec, folder: Path, target: Path, threads: int) -> EagleMember:
+    import torch
+
+    from workers.eagle_member import EagleMember
+    from workers.engine.eagle import load_eagle, optimise_eagle
+
+    torch.set_num_threads(threads)
+    model = load_eagle(folder, target, f"drafts.{spec.name}")
+    optimise_eagle(model)
+    return EagleMember(model)
