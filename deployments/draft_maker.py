@@ -23,9 +23,10 @@ from transformers import AutoConfig
 from bench.decode import Arm, Settings, measure, summarise
 from bench.provenance import provenance
 from deployments.draft_card import write_card
+from deployments.pool import verifier_over
 from deployments.prompt_file import chat_ids
 from workers.completion import Completion, run_requests
-from workers.draft import DraftKind, DraftSpec, InlineDraft, load_draft
+from workers.draft import DraftKind, DraftSpec
 from workers.engine.eagle import EagleConfig, new_eagle, save_eagle
 from workers.engine.model import kv_shape
 from workers.engine.model_store import resolve
@@ -309,14 +310,7 @@ class DraftMaker:
         """The draft and its members, as `outrider bench decode` would measure them."""
         options = self._options
         specs = _measured_specs(options.kind, self._draft)
-        threads = options.target.threads or torch.get_num_threads()
-        drafts = {
-            spec.name: InlineDraft(
-                load_draft(spec, self._folder, dtype=options.target.dtype, threads=threads)
-            )
-            for spec in specs
-        }
-        verifier = build_verifier(target, drafts, Limits(max_running=1), specs)
+        verifier = verifier_over(target, options.target, specs)
         encoded = {options.domain: [chat_ids(target.tokenizer, p) for p in prompts.measured]}
         arms = {options.domain: [Arm(spec.name, spec.name) for spec in specs]}
         temperatures = sorted(set(options.temperatures))

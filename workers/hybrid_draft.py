@@ -99,7 +99,7 @@ class HybridDraft:
         return GrowingTree(request, self._ngram, regime, children=self._children, neural=neural)
 
 
-def load_hybrid_draft(spec: DraftSpec, target: Path, *, threads: int) -> HybridDraft:
+def load_hybrid_draft(spec: DraftSpec, target: Path, *, threads: int, device: str) -> HybridDraft:
     """An `ngram`, `eagle` or `hybrid` draft for the target in folder `target`.
 
     Raises ValueError when its folder is none, or made for another target.
@@ -111,7 +111,8 @@ def load_hybrid_draft(spec: DraftSpec, target: Path, *, threads: int) -> HybridD
         ngram = _load_ngram(spec, folder and member_folder(spec.kind, folder, "ngram"), target)
     if spec.kind != "ngram":
         assert folder is not None, "DraftSpec lets no such draft pass without a path"
-        eagle = _load_eagle(spec, member_folder(spec.kind, folder, "eagle"), target, threads)
+        own = member_folder(spec.kind, folder, "eagle")
+        eagle = _load_eagle(own, target, f"drafts.{spec.name}", threads, device)
     calibration = UNCALIBRATED  # a table alone does without: its own probabilities are near enough
     if folder and (spec.kind != "ngram" or (folder / CALIBRATION).is_file()):
         calibration = Calibration.load(folder)
@@ -158,13 +159,13 @@ def _load_ngram(spec: DraftSpec, folder: Path | None, target: Path) -> NgramMemb
     return NgramMember(table)
 
 
-def _load_eagle(spec: DraftSpec, folder: Path, target: Path, threads: int) -> EagleMember:
+def _load_eagle(folder: Path, target: Path, what: str, threads: int, device: str) -> EagleMember:
     import torch
 
     from workers.eagle_member import EagleMember
     from workers.engine.eagle import load_eagle, optimise_eagle
 
     torch.set_num_threads(threads)
-    model = load_eagle(folder, target, f"drafts.{spec.name}")
+    model = load_eagle(folder, target, what).to(torch.device(device))
     optimise_eagle(model)
     return EagleMember(model)
