@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers import LOOKUP_TOKENS, Decoder
-from workers.engine.model_store import _default_gguf, is_default
+from workers.engine.model_store import default_gguf, is_default
 
 PACKAGE = "llama-cpp-python"
 LLAMA = "llama.cpp"
@@ -25,7 +25,7 @@ def installed() -> bool:
 def gguf_of(target: str) -> Path | None:
     """The GGUF file that a target is made from; None when it is not made from one."""
     if is_default(target):
-        return _default_gguf()
+        return default_gguf()
     return Path(target) if target.endswith(".gguf") else None
 
 

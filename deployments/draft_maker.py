@@ -22,6 +22,7 @@ from transformers import AutoConfig
 
 from bench.decode import Arm, Settings, measure, summarise
 from bench.provenance import provenance
+from bench.reliability import Witness
 from deployments.draft_card import write_card
 from deployments.pool import verifier_over
 from deployments.prompt_file import chat_ids
@@ -187,6 +188,18 @@ class DraftMaker:
 
     def _answer(self, target: Target, prompts: _Prompts, corpus: Corpus) -> None:
         """The target answers until it has said enough, or its time is over."""
+        if not corpus.finished:
+            self._ask(target, prompts, corpus)
+            corpus.finish(self._options.tokens)
+        if not corpus.training:
+            raise ValueError("--tokens, --minutes: too few to have an answer to learn from; give more")
+        self.facts |= {
+            "answers": len(corpus.training),
+            "tokens": count_tokens(corpus.training),
+            "held_out_tokens": count_tokens(corpus.held_out),
+        }
+
+    def _ask(self, target: Target, prompts: _Prompts, corpus: Corpus) -> None:
         options, done = self._options, corpus.numbers()
         deadline = self._deadline(ANSWERS_SHARE[options.kind])
         asked: dict[str, TargetAnswer] = {}
@@ -213,13 +226,6 @@ class DraftMaker:
                 together=options.together,
                 on_done=note,
             )
-        if not corpus.training:
-            raise ValueError("--minutes: no answer was ready in time; give it more")
-        self.facts |= {
-            "answers": len(corpus.training),
-            "tokens": count_tokens(corpus.training),
-            "held_out_tokens": count_tokens(corpus.held_out),
-        }
 
     # -- learning ------------------------------------------------------------------------------
 
@@ -310,7 +316,8 @@ class DraftMaker:
         """The draft and its members, as `outrider bench decode` would measure them."""
         options = self._options
         specs = _measured_specs(options.kind, self._draft)
-        verifier = verifier_over(target, options.target, specs)
+        witness = Witness()
+        verifier = verifier_over(target, options.target, specs, witness)
         encoded = {options.domain: [chat_ids(target.tokenizer, p) for p in prompts.measured]}
         arms = {options.domain: [Arm(spec.name, spec.name) for spec in specs]}
         temperatures = sorted(set(options.temperatures))
@@ -318,7 +325,7 @@ class DraftMaker:
         with _bar(len(temperatures) * len(prompts.measured), "prompt", "measuring") as bar:
             for temperature in temperatures:
                 settings = Settings(MEASURED_TOKENS, MEASURED_BUDGET, temperature)
-                results = measure(verifier, encoded, arms, settings, on_prompt=bar.update)
+                results = measure(verifier, encoded, arms, settings, bar.update, witness)
                 measured[str(temperature)] = summarise(results)["arms"]
         self.facts |= {"measured": measured, "measured_prompts": len(prompts.measured)}
         if options.measured is None:

@@ -12,7 +12,7 @@ from workers.engine.model_store import is_default, resolve
 from workers.hybrid_draft import kind_of, member_folder
 from workers.scheduler import Limits
 from workers.target import Target, TargetSpec, load_target
-from workers.verifier import Verifier, build_verifier
+from workers.verifier import OnVerdict, Verifier, build_verifier
 
 PLAIN = "none"
 KINDS = ("hybrid", "chain", "ngram", "eagle", "lm")
@@ -59,16 +59,23 @@ def _part(kind: str, domain: str) -> DraftSpec:
     return DraftSpec(f"{domain}.{kind}", member, path=path, domain=domain)
 
 
-def open_verifier(target: TargetSpec, drafts: Sequence[DraftSpec]) -> tuple[Target, Verifier]:
+def open_verifier(
+    target: TargetSpec, drafts: Sequence[DraftSpec], on_verdict: OnVerdict | None = None
+) -> tuple[Target, Verifier]:
     """A target, and a verifier that serves one request at a time with any of the drafts, inline.
 
     Raises ValueError for what cannot be loaded, or does not fit together.
     """
     loaded = load_target(replace(target, feature_layers=feature_layers_of(drafts)))
-    return loaded, verifier_over(loaded, target, drafts)
+    return loaded, verifier_over(loaded, target, drafts, on_verdict)
 
 
-def verifier_over(target: Target, spec: TargetSpec, drafts: Sequence[DraftSpec]) -> Verifier:
+def verifier_over(
+    target: Target,
+    spec: TargetSpec,
+    drafts: Sequence[DraftSpec],
+    on_verdict: OnVerdict | None = None,
+) -> Verifier:
     """The same over a target that is loaded already, from `spec`."""
     folder, threads = resolve(spec.model), spec.threads or cpu_count()
     clients = {
@@ -77,4 +84,4 @@ def verifier_over(target: Target, spec: TargetSpec, drafts: Sequence[DraftSpec])
         )
         for draft in drafts
     }
-    return build_verifier(target, clients, Limits(max_running=1), drafts)
+    return build_verifier(target, clients, Limits(max_running=1), drafts, on_verdict)

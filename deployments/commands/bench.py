@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,13 +18,11 @@ from bench.provenance import provenance
 from bench.reliability import Witness
 from bench.report import decode_report, peers_report
 from deployments.commands.options import add_target_options, count, target_spec
-from deployments.pool import find_draft
+from deployments.pool import find_draft, open_verifier
 from deployments.prompt_file import PromptFile, chat_ids, read_prompts
-from workers.draft import InlineDraft, feature_layers_of, load_draft
 from workers.engine.model_store import is_default, resolve
-from workers.scheduler import Limits
-from workers.target import Target, load_target
-from workers.verifier import OnVerdict, Verifier, build_verifier
+from workers.target import Target
+from workers.verifier import OnVerdict, Verifier
 
 if TYPE_CHECKING:
     from bench.peers import Decoder
@@ -313,13 +311,7 @@ def _load(
 ) -> tuple[Target, Verifier]:
     """The target, and a verifier with every draft that some arm uses."""
     specs = all_drafts(list(plan.line_ups.values()))
-    target = load_target(replace(target_spec(args), feature_layers=feature_layers_of(specs)))
-    folder, threads = resolve(args.target), args.threads or cpu_count()
-    drafts = {
-        spec.name: InlineDraft(load_draft(spec, folder, dtype=args.dtype, threads=threads))
-        for spec in specs
-    }
-    return target, build_verifier(target, drafts, Limits(max_running=1), specs, on_verdict)
+    return open_verifier(target_spec(args), specs, on_verdict)
 
 
 def _run(args: argparse.Namespace, plan: _Plan, also: Sequence[str] = ()) -> dict[str, Any]:

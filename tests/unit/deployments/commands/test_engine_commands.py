@@ -1,4 +1,4 @@
-"""generate, bench decode and prepare-draft from end to end, on a tiny target."""
+"""generate and bench from end to end, on a tiny target."""
 
 import json
 from argparse import Namespace
@@ -13,10 +13,10 @@ import deployments.config
 import deployments.pool
 from bench import llama_peers
 from deployments.cli import main
-from deployments.commands import bench, prepare_draft
+from deployments.commands import bench
 from deployments.config import DOMAINS
-from deployments.prompt_file import PromptFile, chat_ids, read_prompts
-from tests.tiny import CONTEXT, make_target
+from deployments.prompt_file import chat_ids, read_prompts
+from tests.tiny import make_target
 from workers.calibration import UNCALIBRATED
 from workers.completion import run_requests
 from workers.engine.eagle import EagleConfig, new_eagle, save_eagle
@@ -138,43 +138,6 @@ def test_options_that_cannot_be_used_are_named(
 ) -> None:
     arguments = ["generate", "--prompt", "x", "--target", str(tiny_folder), *TINY]
     assert message in failed([*arguments, "--max-tokens", "4", *options])
-
-
-# -- prepare-draft -------------------------------------------------------------------------------
-
-
-def requests_of(
-    tiny_folder: Path, prompts: Sequence[str], temperatures: Sequence[float], number: int
-) -> list[GenerationRequest]:
-    from workers.target import TargetSpec, load_target
-
-    target = load_target(TargetSpec(str(tiny_folder), dtype="float32", kv_tokens=64, threads=1))
-    args = Namespace(seed=5, temperatures=temperatures, max_tokens=30)
-    requests = prepare_draft._requests(target, PromptFile("d", tuple(prompts)), args)
-    return [next(requests) for _ in range(number)]
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_temperatures_take_turns_over_the_prompts_and_over_the_rounds(
-    tiny_folder: Path, size: int
-) -> None:
-    made = requests_of(tiny_folder, "abc"[:size], [0, 0.8], 2 * size)
-    rounds = [made[:size], made[size:]]
-    assert [{request.sampling.temperature for request in one} for one in rounds] == [{0, 0.8}] * 2
-    seen = {(request.prompt, request.sampling.temperature) for request in made}
-    assert len(seen) == 2 * size, "every prompt is answered at every temperature"
-    assert len({request.sampling.seed for request in made}) == len(made)
-    assert len({request.id for request in made}) == len(made)
-
-
-def test_prompts_that_leave_little_room_get_short_answers_and_others_are_left_out(
-    tiny_folder: Path,
-) -> None:
-    # A prompt of n letters is n + 3 tokens: user, letters, end, assistant.
-    made = requests_of(tiny_folder, ["y" * (CONTEXT - 10), "z" * CONTEXT], [0], 2)
-    assert [len(request.prompt) + request.max_tokens for request in made] == [CONTEXT, CONTEXT]
-    with pytest.raises(ValueError, match="^prompts: none leaves room for an answer in 160 tokens"):
-        requests_of(tiny_folder, ["z" * CONTEXT], [0], 1)
 
 
 # -- bench -----------------------------------------------------------------------------------------
