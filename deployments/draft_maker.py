@@ -192,7 +192,9 @@ class DraftMaker:
             self._ask(target, prompts, corpus)
             corpus.finish(self._options.tokens)
         if not corpus.training:
-            raise ValueError("--tokens, --minutes: too few to have an answer to learn from; give more")
+            raise ValueError(
+                "--tokens, --minutes: too few to have an answer to learn from; give more"
+            )
         self.facts |= {
             "answers": len(corpus.training),
             "tokens": count_tokens(corpus.training),
