@@ -79,7 +79,7 @@ class EagleModel(nn.Module):
 
     def fuse(self, features: Tensor) -> Tensor:
         """Hidden states of the target [..., layers * hidden] into one."""
-        fused: Tensor = self.fc(features)
+        fused: Tensor = self.fc(features.float())
         return fused
 
     def logits(self, hidden: Tensor) -> Tensor:
