@@ -1,5 +1,6 @@
 """Tiny eagle drafts for tiny targets: untrained, and always the same."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,9 @@ from torch import Tensor
 
 from workers.engine.eagle import EagleConfig, EagleModel, new_eagle, save_eagle
 from workers.engine.weights import Weights, identity_of
+from workers.training.batch import collate
+from workers.training.eagle_student import unroll
+from workers.training.teacher import TeacherText
 
 LAYERS = (1, 2)
 HIDDEN = 32  # of the tiny target
@@ -47,3 +51,42 @@ def tiny_eagle(
 def save_tiny_eagle(model: EagleModel, folder: Path, target: Path) -> Path:
     save_eagle(model, folder, identity_of(target, "tiny"), len(Weights(target).head()))
     return folder
+
+
+def attentive_eagle(target: Path) -> EagleModel:
+    """One on whose every input its laws really depend: the embedding's half of the attention and
+    the earlier layers' part of the fused state are as strong as the rest.
+    """
+    model = tiny_eagle(target)
+    model.midlayer.qkv_proj.weight[:, :HIDDEN] *= 25
+    model.fc.weight[:, :HIDDEN] *= 10
+    return model
+
+
+def some_features(length: int, seed: int = 0, layers: int = len(LAYERS)) -> Tensor:
+    """As a bfloat16 target might have them: [length, layers, hidden] float32."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(length, layers, HIDDEN, generator=generator).bfloat16().float()
+
+
+def some_tokens(length: int, seed: int = 0) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed + 1000)
+    return tuple(torch.randint(3, 270, (length,), generator=generator).tolist())
+
+
+def trained_law(
+    model: EagleModel, tokens: Sequence[int], features: Tensor, path: Sequence[int]
+) -> Tensor:
+    """What training makes the model say after `tokens` and a path below them, from the features
+    of all tokens but the last: [draft_vocab_size].
+    """
+    known, ahead = len(tokens), len(path)
+    whole = torch.tensor([*tokens, *path, 0])
+    garbage = torch.full((ahead + 2, *features.shape[1:]), 1e3)
+    law = torch.zeros(ahead + 1, 1)
+    text = TeacherText(
+        whole, known, 0.0, torch.cat([features[: known - 1], garbage]).flatten(1), law, law
+    )
+    with torch.inference_mode():
+        hidden = unroll(model, collate([text], torch.device("cpu")), ahead + 1)[ahead]
+        return model.logits(hidden[0, ahead]).softmax(-1)
