@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.tiny import make_target
 from workers.engine.eagle import EagleConfig, EagleModel, new_eagle, save_eagle
 from workers.engine.weights import Weights, identity_of
 from workers.training.batch import collate
@@ -90,3 +92,32 @@ def trained_law(
     with torch.inference_mode():
         hidden = unroll(model, collate([text], torch.device("cpu")), ahead + 1)[ahead]
         return model.logits(hidden[0, ahead]).softmax(-1)
+
+
+def easy_target(folder: Path, **changes: Any) -> Path:
+    """A tiny target whose layers hardly matter: `guessing_eagle` is mostly right about it."""
+    path = make_target(folder, **changes) / "model.safetensors"
+    tensors = load_file(path)
+    for name in tensors:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] *= 0.02
+    save_file(tensors, path, metadata={"format": "pt"})
+    return folder
+
+
+def guessing_eagle(target: Path, vocabulary: Tensor | None = None) -> EagleModel:
+    """One made by hand that knows what an `easy_target` says after the last token alone.
+
+    Its attention sees its own place only, and puts the embedding where the hidden state was.
+    """
+    one_head = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": HIDDEN}
+    model = tiny_eagle(target, vocabulary=vocabulary, **one_head)
+    one, layer = torch.eye(HIDDEN), model.midlayer
+    query, key, value = layer.qkv_proj.weight.split(layer.sizes)
+    for part in (query, key):
+        part.copy_(torch.cat([5 * one, 0 * one], 1))
+    value.copy_(torch.cat([one, -one], 1))
+    layer.o_proj.weight.copy_(one)
+    layer.down_proj.weight.zero_()
+    model.fc.weight.zero_()
+    return model
