@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,7 +92,8 @@ class _Taps:
     """Catches hidden states on their way through the model."""
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int]) -> None:
-        self._caught: list[Tensor] = []
+        self._order = feature_layers
+        self._caught: dict[int, Tensor] = {}
         self._nothing = torch.empty(0, dtype=model.dtype, device=model.device)
         if feature_layers:
             self._tap(model.get_decoder().layers, feature_layers)
@@ -101,16 +103,18 @@ class _Taps:
         if bad:
             raise ValueError(f"feature_layers: the target has 1 to {len(layers)}, not {bad}")
         for layer in feature_layers:
-            layers[layer - 1].register_forward_hook(self._catch)
+            layers[layer - 1].register_forward_hook(partial(self._catch, layer))
 
     def empty(self) -> None:
         """Forget what a pass that failed has left."""
-        self._caught = []
+        self._caught = {}
 
-    def _catch(self, _module: Any, _inputs: Any, output: Any) -> None:
-        self._caught.append(output[0] if isinstance(output, Tensor) else output[0][0])
+    def _catch(self, layer: int, _module: Any, _inputs: Any, output: Any) -> None:
+        self._caught[layer] = output[0] if isinstance(output, Tensor) else output[0][0]
 
     def features(self, tokens: int) -> Tensor:
         """What one pass left: [tokens, feature layers, hidden]."""
-        caught, self._caught = self._caught, []
-        return torch.stack(caught, 1) if caught else self._nothing.new_empty(tokens, 0, 0)
+        caught, self._caught = self._caught, {}
+        if not caught:
+            return self._nothing.new_empty(tokens, 0, 0)
+        return torch.stack([caught[layer] for layer in self._order], 1)
