@@ -1,7 +1,8 @@
 """A target that is a function of the whole context, computed from the slots it is pointed to.
 
 It stands where the model stands and is as fast as a hash. Instead of keys and values, its store
-holds each slot's token; so a wrong slot, a wrong parent or a lost move changes what it says.
+holds each slot's token; so a wrong slot, a wrong parent or a lost move changes what it says. A
+token's hidden state is that token and its position.
 """
 
 import random
@@ -55,7 +56,7 @@ class TableTarget:
     eos_token_ids = frozenset({EOS})
     tokenizer = Letters()
     sharded = False
-    feature_layers = ()
+    feature_layers = (3,)
 
     def __init__(self, pages: int = 20, page_size: int = 4) -> None:
         self.pool = KVPool(pages, page_size)
@@ -68,7 +69,8 @@ class TableTarget:
             raise self.failing
         rows = [row for segment in pack.segments for row in self._rows(segment)]
         logits = torch.tensor(rows).reshape(-1, VOCABULARY)
-        return PassOutput(logits, torch.empty(len(pack.tokens()), 0, 0))
+        states = list(zip(pack.tokens(), pack.positions(), strict=True))
+        return PassOutput(logits, torch.tensor(states)[:, None])
 
     def _rows(self, segment: Segment) -> list[list[float]]:
         slots = segment.slots().tolist()

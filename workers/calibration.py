@@ -78,8 +78,10 @@ class Calibration:
         path = folder / CALIBRATION
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
+            if not saved:
+                raise ValueError("it has no regime")
             return cls({float(t): _regime(fields) for t, fields in saved.items()})
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path}: is no calibration ({type(error).__name__}: {error}); make the draft anew "
                 "with `outrider prepare-draft`"
@@ -87,6 +89,8 @@ class Calibration:
 
 
 def _regime(saved: Mapping[str, Any]) -> Regime:
+    if not len(saved["ngram"]) == len(saved["both"]) == ORDER + 1:
+        raise ValueError(f"its n-grams are not of 0 to {ORDER} tokens")
     return Regime(
         ngram=tuple(Pool(**pool) for pool in saved["ngram"]),
         both=tuple(Pool(**pool) for pool in saved["both"]),

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
 
-from workers.calibration import Calibration, Pool, Regime, log_odds
+from workers.calibration import UNCALIBRATED, Calibration, Pool, Regime, log_odds
 from workers.draft import DraftUpdate
 from workers.ngram_member import NgramMember
 from workers.training.batch import BATCH_TEXTS, collate
@@ -25,7 +25,8 @@ LEVELS = 3
 
 LIKELIEST = 8
 LEAST = 0.005
-# With fewer guesses, right ones and wrong ones, a pool is fitted on those of all match lengths.
+# With fewer guesses, right ones and wrong ones, a pool is fitted on those of all match lengths, and
+# with fewer than that in all the members are taken at their word.
 _ENOUGH = 200
 # Weak: it only keeps a weight finite where the guesses of one side are all right or all wrong.
 _INVERSE_PENALTY = 10.0
@@ -113,15 +114,16 @@ def _neural_laws(
 def _fit_regime(cases: Sequence[Case]) -> Regime:
     alone = [replace(case, neural=None) for case in cases if case.level == 0]
     together = [case for case in cases if case.neural is not None]
+    unfitted = UNCALIBRATED.at(0.0)
     return Regime(
-        ngram=_fit_by_order(alone),
-        both=_fit_by_order(together),
-        neural=_fit_pool([replace(case, ngram={}) for case in together], Pool()),
+        ngram=_fit_by_order(alone, unfitted.ngram[0]),
+        both=_fit_by_order(together, unfitted.both[0]),
+        neural=_fit_pool([replace(case, ngram={}) for case in together], unfitted.neural),
     )
 
 
-def _fit_by_order(cases: Sequence[Case]) -> tuple[Pool, ...]:
-    overall = _fit_pool(cases, Pool())
+def _fit_by_order(cases: Sequence[Case], otherwise: Pool) -> tuple[Pool, ...]:
+    overall = _fit_pool(cases, otherwise)
     return tuple(
         _fit_pool([case for case in cases if case.order == order], overall)
         for order in range(ORDER + 1)
@@ -133,7 +135,9 @@ def _fit_pool(cases: Iterable[Case], otherwise: Pool) -> Pool:
     rows, right = _table(cases)
     if min(right.sum(), (~right).sum()) < _ENOUGH:
         return otherwise
-    used = rows.std(axis=0) > 0  # a member that is not there, or one level only, has no weight
+    used = rows.max(axis=0) > rows.min(
+        axis=0
+    )  # a member that is not there, or one level only, has no weight
     model = LogisticRegression(C=_INVERSE_PENALTY, max_iter=1000).fit(rows[:, used], right)
     weights = np.zeros(rows.shape[1])
     weights[used] = model.coef_[0]

@@ -10,19 +10,24 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from scipy.stats import chi2
 from transformers import LlamaForCausalLM
 
+from tests.eagles import LAYERS, tiny_eagle
 from tests.tiny import make_target, one_thread
 from workers.completion import run_requests
-from workers.draft import DraftSpec, InlineDraft, load_draft
+from workers.draft import DraftKind, DraftSpec, InlineDraft, Verification, load_draft
+from workers.eagle_member import EagleMember
 from workers.engine.model import load_model
 from workers.engine.runner import Runner
 from workers.engine.sampling import SamplingParams
+from workers.hybrid_draft import HybridDraft
 from workers.lm_draft import KV_TOKENS, LMDraft
+from workers.ngram_member import NgramMember
 from workers.request import GenerationRequest
 from workers.scheduler import Limits
 from workers.target import Target, TargetSpec, load_target
@@ -51,8 +56,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def target(folders: tuple[Path, Path]) -> Iterator[Target]:
     with one_thread():
-        spec = TargetSpec(str(folders[0]), dtype="float32", kv_tokens=32 * TOGETHER, threads=1)
-        yield load_target(spec)
+        yield load_target(
+            TargetSpec(
+                str(folders[0]),
+                dtype="float32",
+                kv_tokens=32 * TOGETHER,
+                threads=1,
+                feature_layers=LAYERS,
+            )
+        )
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +82,20 @@ def law(folders: tuple[Path, Path]) -> dict[tuple[int, ...], float]:
 def draft_of(kind: str, folders: tuple[Path, Path]) -> InlineDraft:
     if kind == "ngram":
         return InlineDraft(load_draft(DraftSpec("draft", "ngram"), folders[0]))
+    if kind in ("eagle", "hybrid"):
+        member = EagleMember(tiny_eagle(folders[0], vocabulary=torch.arange(1, VOCABULARY)))
+        ngram = NgramMember(None) if kind == "hybrid" else None
+        return InlineDraft(HybridDraft("draft", ngram, member, children=3))
     model = load_model(folders[1], dtype="float32", device=torch.device("cpu"))
     return InlineDraft(
         LMDraft("draft", Runner(model, KV_TOKENS), vocab_size=VOCABULARY, context_length=160)
     )
+
+
+def spec_of(kind: DraftKind, verification: Verification) -> DraftSpec:
+    """As far as the verifier looks at it."""
+    folder = None if kind == "ngram" else "its folder"
+    return DraftSpec("draft", kind, path=folder, verification=verification)
 
 
 @pytest.mark.timeout(3600)
@@ -83,6 +105,8 @@ def draft_of(kind: str, folders: tuple[Path, Path]) -> InlineDraft:
         ("none", "invariant", 0),
         ("ngram", "invariant", 5),
         ("lm", "invariant", 6),
+        ("eagle", "invariant", 6),
+        ("hybrid", "invariant", 6),
         ("ngram", "ratio", 5),
         ("lm", "ratio", 6),
     ],
@@ -91,16 +115,18 @@ def test_texts_follow_the_target(
     target: Target,
     folders: tuple[Path, Path],
     law: dict[tuple[int, ...], float],
-    kind: str,
-    verification: str,
+    kind: DraftKind | Literal["none"],
+    verification: Verification,
     budget: int,
 ) -> None:
+    # A tree that has to be asked for in rounds is dear, and verified as any other.
+    seeds = SEEDS // 4 if kind in ("eagle", "hybrid") else SEEDS
     drafts = {} if kind == "none" else {"draft": draft_of(kind, folders)}
     verifier = build_verifier(
         target,
         drafts,
         Limits(max_running=TOGETHER, max_queued=TOGETHER, prefill_tokens=TOGETHER * len(PROMPT)),
-        [DraftSpec("draft", "ngram", verification=verification)] if drafts else [],
+        [spec_of(kind, verification)] if kind != "none" else [],
     )
     requests = (
         GenerationRequest(
@@ -111,20 +137,28 @@ def test_texts_follow_the_target(
             draft="draft" if drafts else None,
             budget=budget,
         )
-        for seed in range(SEEDS)
+        for seed in range(seeds)
     )
     run = run_requests(verifier, requests, together=TOGETHER)
     if drafts:  # both outcomes of verification were really seen
-        assert run.total("accepted") > SEEDS / 10
-        assert run.total("recovered") > SEEDS / 10
+        assert run.total("accepted") > seeds / 10
+        assert run.total("recovered") > seeds / 10
     seen = Counter(tuple(completion.tokens) for completion in run.completions)
+    if kind == "hybrid":
+        credit = Counter[str]()
+        for completion in run.completions:
+            assert completion.stats is not None
+            credit.update(dict(completion.stats.members))
+        assert min(credit["suffix"], credit["neural"]) > seeds / 50
+        assert credit.total() == run.total("accepted")
     assert p_value(seen, law) > SIGNIFICANCE
 
 
 def p_value(seen: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
     """Pearson's test; texts expected fewer than five times are one cell."""
-    cells = [(seen[text], SEEDS * prob) for text, prob in law.items() if SEEDS * prob >= 5]
-    rest = SEEDS - sum(count for count, _ in cells), SEEDS - sum(want for _, want in cells)
+    seeds = seen.total()
+    cells = [(seen[text], seeds * prob) for text, prob in law.items() if seeds * prob >= 5]
+    rest = seeds - sum(count for count, _ in cells), seeds - sum(want for _, want in cells)
     if rest[1] >= 5:
         cells.append(rest)
     statistic = sum((count - want) ** 2 / want for count, want in cells)

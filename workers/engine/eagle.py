@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
@@ -273,7 +274,7 @@ def save_eagle(
     tensors = {
         name: tensor.to(torch.bfloat16).contiguous() for name, tensor in _saved_form(model).items()
     }
-    ids = model.vocabulary
+    ids = model.vocabulary.cpu()
     tensors["d2t"] = ids - torch.arange(len(ids))
     tensors["t2d"] = torch.zeros(vocabulary_size, dtype=torch.bool).index_fill_(0, ids, True)
     save_file(tensors, folder / WEIGHTS)
@@ -286,12 +287,12 @@ def read_eagle_config(folder: Path) -> tuple[EagleConfig, TargetIdentity]:
         identity = TargetIdentity(**saved["target"])
         names = [field.name for field in fields(EagleConfig)]
         config = EagleConfig(**{name: saved[name] for name in names})
+        return replace(config, feature_layers=tuple(config.feature_layers)), identity
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{folder}: is no eagle draft with its target's identity inside "
             f"({type(error).__name__}: {error}); make one with `outrider prepare-draft`"
         ) from error
-    return replace(config, feature_layers=tuple(config.feature_layers)), identity
 
 
 def load_eagle(folder: Path, target: Path, what: str) -> EagleModel:
@@ -307,7 +308,7 @@ def load_eagle(folder: Path, target: Path, what: str) -> EagleModel:
         weights = Weights(target)
         model = EagleModel(config, _shared_embedding(target), weights.head()[ids].float(), ids)
         _load_saved_form(model, tensors)
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
+    except (OSError, LookupError, ValueError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"{what}: {folder / WEIGHTS} does not fit its config: {error}") from error
     return model.requires_grad_(False).eval()
 

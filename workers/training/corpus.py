@@ -100,5 +100,5 @@ def _parse(path: Path, number: int, line: str) -> TargetAnswer:
             tuple(saved["prompt"]),
             tuple(saved["tokens"]),
         )
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: line {number} is no answer of a target; delete it") from error

@@ -134,6 +134,23 @@ def test_branches_deeper_than_the_answer_are_not_counted_as_drafted() -> None:
     assert delta.stats == SpeculationStats("d", 1, drafted=3, tested=2, accepted=2)
 
 
+def test_accepted_tokens_are_credited_to_the_members_that_guessed_them() -> None:
+    """And no others: neither what was wrong, nor the target's own, nor what lies behind the end."""
+    tree = TokenTree.from_nodes([5, 6, 7, 8], [-1, -1, 0, 2])  # level order: 5, 6, 7, 8
+    proposal = Proposal(tree, (0.5,) * 4, members=("table", "suffix", "table", "neural"))
+    one = answer(max_tokens=8)
+    one.add(proposal, Verdict((0, 2), 9, bonus=False, tested=3))
+    assert one.stats.members == (("table", 2),)
+    one.add(proposal, Verdict((1,), 9, bonus=True, tested=1))
+    assert one.stats.members == (("suffix", 1), ("table", 2))
+    one.add(chain([5]), Verdict((0,), 9, bonus=True, tested=1))
+    assert one.stats.members == (("suffix", 1), ("table", 2)), "this draft has one member only"
+    delta = one.add(proposal, Verdict((0, 2, 3), 9, bonus=True, tested=3))
+    assert len(delta.tokens) == 1
+    assert delta.stats is not None
+    assert delta.stats.members == (("suffix", 1), ("table", 3))
+
+
 def test_no_budget_no_draft() -> None:
     assert answer(budget=0).stats.draft is None
     assert (answer().stats.tau, answer().stats.alpha) == (0.0, None)

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 
-from workers.draft import DraftRequest, DraftUnavailable, DraftUpdate, InlineDraft
+from workers.draft import DraftRequest, DraftUnavailable, DraftUpdate, Features, InlineDraft
 from workers.draft_pool import Asking, DraftPool
 from workers.speculation.tree import Proposal, SparseLaw, TokenTree
 
@@ -126,6 +127,28 @@ def test_a_sequence_it_does_not_know_is_sent_from_the_beginning() -> None:
     assert drafts.propose([ask(0), ask(1)]) == {1: GOOD}
     assert client.heard[-1] == DraftUpdate(0, 0, (7, 8, 9))
     assert drafts.faults == {}, "a restart is no fault of its answer"
+
+
+def test_hidden_states_are_told_to_those_that_read_them() -> None:
+    reader, other = Scripted(), Scripted()
+    drafts = DraftPool(
+        {"reader": reader, "other": other}, vocab_size=9, timeout_s=5, readers=["reader"]
+    )
+    features = Features(0, (1,), torch.zeros(3, 1, 2))
+    for draft in ("reader", "other"):
+        drafts.commit(draft, 0, 4, (), features)
+        drafts.commit(draft, 0, 4, (7,), features)
+        drafts.commit(draft, 0, 5, ())
+    assert reader.heard == [DraftUpdate(0, 4, (), features), DraftUpdate(0, 4, (7,), features)]
+    assert other.heard == [DraftUpdate(0, 4, (7,))], "a prompt's chunk is no news to it"
+    assert drafts.faults == {}
+
+
+def test_the_temperature_of_a_request_is_passed_on() -> None:
+    client = Scripted([GOOD])
+    asking = Asking(0, "d", (7, 8, 9), 4, 3, seed=11, temperature=0.8)
+    pool(d=client).propose([asking])
+    assert client.heard[0] == [DraftRequest(0, 3, 4, 3, temperature=0.8)]
 
 
 Q = SparseLaw((1, 2), (0.5, 0.5))

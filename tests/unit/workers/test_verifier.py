@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.table_target import EOS, VOCABULARY, Letters, TableTarget, plain_tokens
-from workers.draft import DraftRequest, DraftUnavailable, DraftUpdate
+from workers.draft import DraftRequest, DraftSpec, DraftUnavailable, DraftUpdate, Features
 from workers.engine.pack import Pack
 from workers.engine.runner import PassOutput
 from workers.engine.sampling import SamplingParams
@@ -28,11 +28,16 @@ MOODS = ("well", "away", "dead", "late", "forgetful", "mad", "miscounting")
 
 
 class Guesser:
-    """A draft that knows what comes next nearly always, and behaves as its mood is."""
+    """A draft that knows what comes next nearly always, and behaves as its mood is.
+
+    It reads hidden states: `felt` is what it was told of its sequences, `misled` what was wrong.
+    """
 
     def __init__(self) -> None:
         self.mood: Mood = "well"
         self.known: dict[int, list[int]] = {}
+        self.felt: dict[int, list[Features]] = {}
+        self.misled: list[Features] = []  # an assertion would be taken for a fault of the draft
         self.right: Callable[[Sequence[int]], Sequence[int]] = lambda tokens: ()
         self._random = random.Random(0)
 
@@ -83,14 +88,26 @@ class Guesser:
     def commit(self, updates: Sequence[DraftUpdate]) -> None:
         for update in updates:
             if update.start == 0:
-                self.known[update.sequence] = []
+                self.known[update.sequence], self.felt[update.sequence] = [], []
             known = self.known.get(update.sequence)
             if known is not None and len(known) == update.start:
                 known.extend(update.tokens)
+                if update.features is not None:
+                    self._feel(known, update.features)
+                    self.felt[update.sequence].append(update.features)
+
+    def _feel(self, known: Sequence[int], features: Features) -> None:
+        """Every hidden state is that of the token that stands there; the newest token has none."""
+        first, last = features.start, features.start + len(features.values)
+        expected = [[token, place] for place, token in enumerate(known)][first:last]
+        right = first < last < len(known) and features.values[:, 0].tolist() == expected
+        if not right or features.layers != TableTarget.feature_layers:
+            self.misled.append(features)
 
     def forget(self, sequences: Sequence[int]) -> None:
         for sequence in sequences:
             self.known.pop(sequence, None)
+            self.felt.pop(sequence, None)
 
 
 def cut_at_stop(request: GenerationRequest, tokens: list[int]) -> list[int]:
@@ -113,6 +130,7 @@ class World:
             self.target,  # type: ignore[arg-type]
             {"guesser": self.draft},
             limits,
+            [DraftSpec("guesser", "eagle", path="its folder")],
         )
         self.heard: dict[str, list[Delta | BaseException]] = {}
         self.expected: dict[str, tuple[GenerationRequest, list[int]]] = {}
@@ -148,6 +166,7 @@ class World:
         assert "".join(d.text for d in deltas) == (text[: min(ends)] if ends else text)
         stopped = bool(ends) or expected[-1] == EOS
         assert deltas[-1].finish_reason == ("stop" if stopped else "length")
+        assert self.draft.misled == []
         stats = deltas[-1].stats
         assert stats is not None
         assert stats.emitted == len(expected)
@@ -256,6 +275,10 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
                 self.world.check(name)
 
     @invariant()
+    def every_hidden_state_is_that_of_its_token(self) -> None:
+        assert self.world.draft.misled == []
+
+    @invariant()
     def the_cancelled_hear_nothing_more(self) -> None:
         for name, heard in self.cancelled.items():
             assert len(self.world.heard[name]) == heard
@@ -325,6 +348,57 @@ def test_the_last_token_needs_no_guess(world: World) -> None:
     run(world)
     world.check("four")
     assert depths == [3, 2, 1]
+
+
+def spans(features: Sequence[Features]) -> list[tuple[int, int]]:
+    return [(own.start, own.start + len(own.values)) for own in features]
+
+
+def test_hidden_states_reach_the_draft_in_order_and_without_a_gap() -> None:
+    """Those of a prompt chunk by chunk, with nothing new said; then those of each step's root and
+    of the guesses that were right, wherever they stood in the tree.
+    """
+    world = World(Limits(prefill_tokens=5), pages=40)
+    felt: list[Features] = []
+    commit = world.draft.commit
+
+    def noting(updates: Sequence[DraftUpdate]) -> None:
+        felt.extend(update.features for update in updates if update.features is not None)
+        commit(updates)
+
+    world.draft.commit = noting  # type: ignore[method-assign]
+    prompt = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5]
+    sampling = SamplingParams(seed=9, logit_bias=((EOS, -100),))
+    world.submit(ask("r", prompt, max_tokens=20, sampling=sampling))
+    run(world)
+    world.check("r")
+    *chunks, last = spans(felt)[:3]
+    assert chunks == [(0, 5), (5, 10)]
+    ends = [stop for _, stop in spans(felt)]
+    assert [start for start, _ in spans(felt)] == [0, *ends[:-1]]
+    assert last[0] == 10
+    sizes = {stop - start for start, stop in spans(felt)[3:]}
+    assert max(sizes) > 1, "guesses were right"
+    steps = world.verifier.gauges().steps
+    assert len(felt) == steps - 1, "once the answer is over there is nobody to tell"
+    assert world.verifier.gauges().draft_faults == {}
+
+
+def test_a_draft_that_is_back_hears_all_tokens_and_hidden_states_from_then_on(
+    world: World,
+) -> None:
+    sampling = SamplingParams(seed=9, logit_bias=((EOS, -100),))
+    world.submit(ask("r", max_tokens=30, sampling=sampling))
+    for mood in ("well", "away", "well"):
+        world.draft.mood = mood
+        world.verifier.step()
+        world.verifier.step()
+    (known,), (felt,) = world.draft.known.values(), world.draft.felt.values()
+    assert known == [1, 2, 3, *world.tokens("r")]
+    (start, _), *_ = spans(felt)
+    assert start > 3
+    assert spans(felt)[-1][1] == len(known) - 1
+    assert world.verifier.gauges().draft_faults == {}
 
 
 @pytest.mark.parametrize("mood", ["dead", "late", "mad", "miscounting"])

@@ -187,6 +187,97 @@ def test_rows_that_nobody_wants_are_not_computed(engine_with: Callable[..., Engi
     assert engine.runner.forward(Pack((chunk,))).logits.shape == (0, VOCABULARY)
 
 
+# -- hidden states ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of three layers, so that one can be left out."""
+    folder = tmp_path_factory.mktemp("models") / "deep"
+    changes = {"num_hidden_layers": 3, "vocab_size": VOCABULARY, "initializer_range": 0.2}
+    return make_target(folder, **changes)
+
+
+def tapped(folder: Path, *layers: int) -> Engine:
+    eager = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    model = load_model(folder, dtype="float32", device=CPU)
+    engine = Engine(Runner(model, SLOTS, feature_layers=layers), eager)
+    engine.pool.open(0)
+    engine.pool.open(1)
+    return engine
+
+
+def states(engine: Engine, tokens: Sequence[int]) -> Tensor:
+    """After each layer, of a sequence on its own: [tokens, layers, hidden]; the last one's before
+    the final norm.
+    """
+    found: list[Tensor] = []
+    hooks = [
+        layer.register_forward_hook(lambda _module, _inputs, output: found.append(output[0]))
+        for layer in engine.eager.model.layers
+    ]
+    engine.dense(tokens)
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(found, 1)
+
+
+@pytest.mark.parametrize("layers", [(1, 3), (2,), (1, 2, 3)])
+def test_hidden_states_of_all_tokens_are_those_of_each_path_alone(
+    deep: Path, layers: tuple[int, ...]
+) -> None:
+    """Also where no logits are wanted, and of a tree's nodes."""
+    engine = tapped(deep, *layers)
+    engine.prefill(0, [5, 6, 7])
+    pack = Pack(
+        (
+            engine.segment(0, [8, 9, 10, 11], [-1, 0, 0, 2], [3]),
+            engine.segment(1, [20, 21], chain_parents(2), []),
+        )
+    )
+    first, second = pack.split_tokens(engine.runner.forward(pack).features)
+    columns = [layer - 1 for layer in layers]
+    for path in ([0, 1], [0, 2, 3]):
+        whole = states(engine, [5, 6, 7, *(8 + node for node in path)])
+        torch.testing.assert_close(first[path], whole[3:, columns], **CLOSE)
+    torch.testing.assert_close(second, states(engine, [20, 21])[:, columns], **CLOSE)
+
+
+def test_without_feature_layers_there_are_none(deep: Path) -> None:
+    engine = tapped(deep)
+    pack = Pack((engine.segment(0, [5, 6, 7], chain_parents(3), [2]),))
+    features = engine.runner.forward(pack).features
+    assert features.shape == (3, 0, 0)
+    assert [len(part) for part in pack.split_tokens(features)] == [3]
+
+
+def test_a_failed_pass_leaves_no_hidden_states_to_the_next(
+    deep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tapped(deep, 1, 2)
+    pack = Pack((engine.segment(0, [5, 6, 7], chain_parents(3), [2]),))
+    expected = engine.runner.forward(pack).features
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.runner._model.lm_head, "forward", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.runner.forward(pack)
+    assert torch.equal(engine.runner.forward(pack).features, expected)
+
+
+@pytest.mark.parametrize("layers", [(0,), (1, 4), (-1,)])
+def test_layers_that_the_target_has_not_are_refused(deep: Path, layers: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"^feature_layers: the target has 1 to 3, not \["):
+        tapped(deep, *layers)
+
+
+def test_hidden_states_come_in_the_order_of_the_layers_asked_for(deep: Path) -> None:
+    """A draft finds its own by their names."""
+    engine, other = tapped(deep, 3, 1), tapped(deep, 1, 3)
+    pack = Pack((engine.segment(0, [5, 6], chain_parents(2), []),))
+    forwards, backwards = (e.runner.forward(pack).features for e in (engine, other))
+    assert torch.equal(forwards, backwards.flip(1))
+
+
 def test_kv_heads_must_divide_among_the_ranks(tmp_path: Path) -> None:
     folder = make_target(tmp_path / "model", num_key_value_heads=2)
     model = load_model(folder, dtype="float32", device=CPU)

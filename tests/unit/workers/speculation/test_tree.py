@@ -149,6 +149,8 @@ def test_a_proposal_knows_one_confidence_and_one_law_per_node() -> None:
     law = SparseLaw((1, 2), (0.5, 0.5))
     assert Proposal(tree, (0.5, 0.25), (law, law)).q == (law, law)
     assert Proposal.empty() == Proposal(TokenTree.empty(), ())
+    with pytest.raises(ValueError, match="members: 1 names for a tree of 2 nodes"):
+        Proposal(TokenTree.chain([1, 2]), (1, 1), members=("table",))
     with pytest.raises(ValueError, match="confidence: 1 values for a tree of 2 nodes"):
         Proposal(tree, (0.5,))
     with pytest.raises(ValueError, match="q: 1 laws for a tree of 2 nodes"):

@@ -1,0 +1,302 @@
+"""How a tree grows on what several members say, against a search that tries every path."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workers.calibration import UNCALIBRATED, Pool, Regime
+from workers.draft import DraftRequest, DraftUpdate
+from workers.engine.vocabulary import Vocabulary
+from workers.ngram_member import NgramMember
+from workers.speculation.tree import Proposal, SparseLaw
+from workers.training.ngram_table import ORDER, NgramTable
+from workers.tree_growth import (
+    LEAST_CONFIDENCE,
+    NEURAL,
+    ROUND_NODES,
+    ROUND_REACH,
+    SUFFIX,
+    TABLE,
+    GrowingTree,
+    Path,
+)
+
+NEGLIGIBLE = 0.005
+PLAIN = UNCALIBRATED.at(0.0)
+Laws = Mapping[Path, Mapping[int, float]]
+
+
+@dataclass
+class Setting:
+    """Everything a tree grows from. `table` None: no n-grams at all."""
+
+    tokens: Sequence[int] = (1, 2, 1)
+    table: Sequence[Sequence[int]] | None = ()
+    regime: Regime = PLAIN
+    laws: Laws = field(default_factory=dict)
+    budget: int = 8
+    depth: int = 4
+    children: int = 6
+
+    def ngrams(self) -> NgramMember | None:
+        if self.table is None:
+            return None
+        known = [sequence for sequence in self.table if len(sequence) > 1]
+        table = NgramTable.build(known, Vocabulary(50, "abc"), {}) if known else None
+        member = NgramMember(table)
+        member.commit(DraftUpdate(0, 0, tuple(self.tokens)))
+        assert member.catch_up(0)
+        return member
+
+    def tree(self, *, neural: bool = True) -> GrowingTree:
+        request = DraftRequest(0, len(self.tokens), self.budget, self.depth)
+        tree = GrowingTree(
+            request, self.ngrams(), self.regime, children=self.children, neural=neural
+        )
+        for path, law in self.laws.items():
+            tree.hear(path, SparseLaw(tuple(law), tuple(law.values())))
+        return tree
+
+    def grown(self) -> Proposal:
+        tree = self.tree()
+        tree.grow()
+        return tree.proposal()
+
+
+def paths_of(proposal: Proposal) -> list[Path]:
+    tree = proposal.tree
+    return [tuple(tree.tokens[step] for step in tree.path(node)) for node in range(len(tree))]
+
+
+def every_path(setting: Setting) -> dict[Path, tuple[float, str]]:
+    """Confidence of each path that is worth a row, and who guessed its last token."""
+    ngrams = setting.ngrams()
+    found: dict[Path, tuple[float, str]] = {}
+
+    def search(path: Path, reached: float) -> None:
+        for token, (probability, member) in guesses(setting, ngrams, path).items():
+            if reached * probability >= LEAST_CONFIDENCE:
+                found[*path, token] = reached * probability, member
+                if len(path) + 1 < setting.depth:
+                    search((*path, token), reached * probability)
+
+    if setting.depth:
+        search((), 1.0)
+    return found
+
+
+def guesses(
+    setting: Setting, ngrams: NgramMember | None, path: Path
+) -> dict[int, tuple[float, str]]:
+    """The likeliest tokens after a path, as many as a node may have children."""
+    heard = setting.laws.get(path)
+    neural = heard or {}
+    suffix: Mapping[int, float] = {}
+    table: Mapping[int, float] = {}
+    pool = setting.regime.neural
+    if ngrams:
+        near = ngrams.law(0, (*setting.tokens, *path)[-ORDER:])
+        suffix, table = near.suffix, near.table
+        pool = (setting.regime.ngram if heard is None else setting.regime.both)[near.order]
+    found = {}
+    for token in {*suffix, *table, *neural}:
+        own = [suffix.get(token, 0.0), table.get(token, 0.0)]
+        by_ngrams = sum(own) if sum(own) >= NEGLIGIBLE else 0.0
+        if by_ngrams or token in neural:
+            other = neural.get(token, 0.0)
+            confidence = pool.confidence(by_ngrams, other, len(path))
+            member = (SUFFIX if own[0] >= own[1] else TABLE) if ngrams else NEURAL
+            found[token] = confidence, NEURAL if other > by_ngrams else member
+    best = sorted(found, key=lambda token: (-found[token][0], token))[: setting.children]
+    return {token: found[token] for token in best}
+
+
+TOKEN = st.integers(0, 3)  # few tokens: contexts repeat, and members guess the same ones
+TOKENS = st.lists(TOKEN, min_size=1, max_size=12)
+POOLS = st.builds(
+    Pool,
+    bias=st.floats(-1, 1),
+    ngram=st.floats(0, 1.2),
+    neural=st.floats(0, 1.2),
+    farther=st.floats(-0.5, 0.5),
+)
+REGIMES = st.builds(
+    Regime,
+    ngram=st.tuples(*[POOLS] * (ORDER + 1)),
+    both=st.tuples(*[POOLS] * (ORDER + 1)),
+    neural=POOLS,
+)
+LAWS = st.dictionaries(
+    st.lists(TOKEN, max_size=2).map(tuple),
+    st.dictionaries(TOKEN, st.floats(0.01, 0.9), min_size=1, max_size=4),
+    max_size=6,
+)
+SETTINGS = st.builds(
+    Setting,
+    tokens=TOKENS,
+    table=st.none() | st.lists(TOKENS, max_size=3),
+    regime=REGIMES,
+    laws=LAWS,
+    budget=st.integers(0, 12),
+    depth=st.integers(0, 3),
+    children=st.integers(1, 4),
+)
+
+
+@given(SETTINGS)
+@settings(max_examples=150)
+def test_a_tree_holds_the_likeliest_paths_of_all(setting: Setting) -> None:
+    proposal, every = setting.grown(), every_path(setting)
+    paths = paths_of(proposal)
+    best = sorted((confidence for confidence, _ in every.values()), reverse=True)
+    assert sorted(proposal.confidence, reverse=True) == pytest.approx(best[: setting.budget])
+    for path, confidence, member in zip(paths, proposal.confidence, proposal.members, strict=True):
+        assert confidence == pytest.approx(every[path][0])
+        assert member == every[path][1]
+    tree = proposal.tree
+    assert len(tree) <= setting.budget
+    assert tree.gamma <= setting.depth
+    assert all(len(tree.children(node)) <= setting.children for node in range(-1, len(tree)))
+
+
+@given(SETTINGS)
+@settings(max_examples=150)
+def test_the_neural_member_is_asked_about_the_likeliest_nodes_it_can_answer(
+    setting: Setting,
+) -> None:
+    tree = setting.tree()
+    tree.grow()
+    proposal = tree.proposal()
+    reached = dict(zip(paths_of(proposal), proposal.confidence, strict=True))
+    can = {
+        path: confidence
+        for path, confidence in reached.items()
+        if path[:-1] in setting.laws and path not in setting.laws and len(path) < setting.depth
+    }
+    likeliest = sorted(can.values(), reverse=True)[:ROUND_NODES]
+    asked = tree.questions()
+    if sum(likeliest) < ROUND_REACH:
+        assert asked == []
+    else:
+        assert [can[path] for path in asked] == pytest.approx(likeliest)
+        assert len(set(asked)) == len(asked)
+    assert setting.tree(neural=False).questions() == []
+
+
+@given(SETTINGS, st.dictionaries(TOKEN, st.floats(0.01, 0.9), min_size=1), st.data())
+def test_what_is_heard_while_it_grows_counts_as_if_it_was_known_before(
+    setting: Setting, law: dict[int, float], data: st.DataObject
+) -> None:
+    """Also where the same node was heard about before: the newest counts."""
+    tree = setting.tree()
+    tree.grow()
+    path = data.draw(st.sampled_from([(), *paths_of(tree.proposal())]))
+    tree.hear(path, SparseLaw(tuple(law), tuple(law.values())))
+    tree.grow()
+    setting.laws = {**setting.laws, path: law}
+    assert tree.proposal() == setting.grown()
+
+
+# -- examples --------------------------------------------------------------------------------------
+
+
+def children_of(proposal: Proposal, path: Path) -> dict[int, str]:
+    """Its children, and who guessed them."""
+    guessed = zip(paths_of(proposal), proposal.members, strict=True)
+    return {below[-1]: member for below, member in guessed if below[:-1] == path}
+
+
+def test_each_node_is_credited_to_who_gave_it_the_most() -> None:
+    setting = Setting(tokens=(1, 2, 1), table=[[1, 5]], laws={(): {7: 0.6, 2: 0.1, 5: 0.05}})
+    proposal = setting.grown()
+    first = children_of(proposal, ())
+    assert first == {2: SUFFIX, 5: TABLE, 7: NEURAL}
+    assert children_of(proposal, (2,)) == {1: SUFFIX}
+    surer = Setting(tokens=(1, 2, 1), table=[[1, 5]], laws={(): {2: 0.99}})
+    assert children_of(surer.grown(), ())[2] == NEURAL
+
+
+def test_what_two_members_guess_is_one_node_and_likelier_for_it() -> None:
+    alone = Setting(laws={(): {9: 0.5}})
+    agreed = Setting(laws={(): {2: 0.5}})
+    doubted = Setting(laws={(): {9: 0.98}})
+
+    def confidence(setting: Setting) -> float:
+        proposal = setting.grown()
+        paths = paths_of(proposal)
+        assert paths.count((2,)) == 1
+        return proposal.confidence[paths.index((2,))]
+
+    assert confidence(agreed) > confidence(alone)
+    assert confidence(doubted) == pytest.approx(confidence(alone)), "nobody speaks against a token"
+
+
+def test_a_longer_match_is_weighed_by_its_own_pool() -> None:
+    """Here: after a match of one token believe the neural member, after longer ones the n-grams."""
+    sure = tuple(
+        Pool(ngram=0.0 if order <= 1 else 1.0, neural=1.0 if order <= 1 else 0.0)
+        for order in range(ORDER + 1)
+    )
+    regime = Regime(ngram=PLAIN.ngram, both=sure, neural=PLAIN.neural)
+    law = {(): {8: 0.9}}
+    short = Setting(tokens=(1, 2, 3, 1), regime=regime, laws=law).grown()
+    long = Setting(tokens=(1, 2, 3, 1, 2), regime=regime, laws=law).grown()
+    assert (short.tree.tokens[0], long.tree.tokens[0]) == (8, 3)
+
+
+def test_children_1_makes_chains() -> None:
+    setting = Setting(
+        tokens=(1, 2, 1, 3, 1),
+        table=[[1, 5, 6, 7], [2, 1]],
+        laws={(): {7: 0.4, 2: 0.3}, (2,): {5: 0.5}},
+        budget=5,
+        children=1,
+    )
+    tree = setting.grown().tree
+    assert tree.parents == tuple(range(-1, len(tree) - 1))
+    assert len(tree) > 1
+
+
+@pytest.mark.parametrize(
+    ("law", "asked"),
+    [
+        ({5: 0.9, 6: 0.05}, [(5,), (6,)]),
+        ({5: ROUND_REACH / 2 + 0.01, 6: ROUND_REACH / 2}, [(5,), (6,)]),
+        ({5: ROUND_REACH / 2 - 0.01, 6: ROUND_REACH / 2}, []),
+        ({token: 0.12 for token in range(5, 5 + ROUND_NODES + 2)}, [(t,) for t in range(5, 11)]),
+    ],
+)
+def test_a_round_of_questions_must_pay(law: dict[int, float], asked: list[Path]) -> None:
+    tree = Setting(table=None, laws={(): law}, children=99).tree()
+    tree.grow()
+    assert tree.questions() == asked
+
+
+def test_answers_lead_to_questions_about_their_children() -> None:
+    tree = Setting(table=None, laws={(): {5: 0.9}}, depth=3).tree()
+    for path in ((5,), (5, 5), None):
+        tree.grow()
+        assert tree.questions() == ([path] if path else []), "at the deepest level nothing is asked"
+        if path:
+            tree.hear(path, SparseLaw((5,), (0.9,)))
+    assert paths_of(tree.proposal()) == [(5,), (5, 5), (5, 5, 5)]
+    assert tree.proposal().confidence == pytest.approx((0.9, 0.81, 0.729))
+
+
+def test_for_the_ratio_test_guesses_are_a_law() -> None:
+    tree = Setting(tokens=(1, 2, 1, 3, 1), table=[[1, 5]]).tree(neural=False)
+    law = tree.law(())
+    assert law is not None
+    assert sum(law.probs) == pytest.approx(1.0)
+    assert set(law.ids) == {2, 3, 5}
+    assert law.probs == tuple(sorted(law.probs, reverse=True))
+    assert tree.law((9,)) is None
+
+
+def test_without_anything_to_say_the_tree_is_empty() -> None:
+    for setting in (Setting(tokens=(1, 2, 3)), Setting(table=None), Setting(depth=0)):
+        assert setting.grown() == Proposal.empty()
+    assert len(Setting().grown().tree) > 0
