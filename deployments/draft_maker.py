@@ -72,7 +72,7 @@ class MakerOptions:
 
     prompts: to learn from; measured: prompts to measure on, None for some held out of the former;
     tokens: most that the target shall say; steps: of training, None for as many as `minutes` allow,
-    or `EPOCHS`; layers: of the target, that an lm draft starts from.
+    or `EPOCHS`; layers: of the target, that an lm draft starts from, () for its first and last.
     """
 
     target: TargetSpec
@@ -268,8 +268,10 @@ class DraftMaker:
     def _student(self, texts: Sequence[TeacherText]) -> EagleStudent | LMStudent:
         options = self._options
         vocabulary = likeliest_tokens(texts, self._vocabulary.size, options.vocab)
+        student: EagleStudent | LMStudent
         if options.kind == "lm":
-            student: EagleStudent | LMStudent = LMStudent(self._folder, options.layers, vocabulary)
+            layers = options.layers or (0, self._model.num_hidden_layers - 1)
+            student = LMStudent(self._folder, layers, vocabulary)
         else:
             generator = torch.Generator().manual_seed(options.seed)
             config = _eagle_config(self._model, len(vocabulary))
