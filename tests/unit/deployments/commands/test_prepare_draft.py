@@ -57,7 +57,7 @@ def prepare(
         arguments = ["prepare-draft", "--kind", kind, "--domain", "songs"]
         arguments += ["--prompts", str(prompts), "--out", str(tmp_path / out)]
         arguments += ["--target", str(tiny_folder), "--dtype", "float32", "--threads", "1"]
-        arguments += ["--measure-limit", "2", "--device", "cpu", "--layers", "0,1"]
+        arguments += ["--measure-limit", "2", "--device", "cpu"]
         return main([*arguments, *QUICK, *options])
 
     return run
