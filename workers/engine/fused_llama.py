@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import rms_norm, silu
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from workers.engine.attention import AttentionPlan, attend
@@ -103,9 +103,8 @@ class FusedLlama:
         return layer.out.forward(attended.reshape(len(x), -1))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
-        return weight * (wide * scale).to(x.dtype)
+        """In float32, as transformers has it, but for the weight."""
+        return weight * rms_norm(x.float(), weight.shape, None, self._eps).to(x.dtype)
 
 
 def _take_over(layer: Any) -> _Layer:
