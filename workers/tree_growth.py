@@ -28,11 +28,11 @@ SUFFIX, TABLE, NEURAL = "suffix", "table", "neural"
 LEAST_CONFIDENCE = 0.02
 # A guess of the n-grams with less is not looked at.
 _NEGLIGIBLE = 0.005
-# Nodes that the neural member is asked about in one round; it reads 6 rows about as fast as 1.
-ROUND_NODES = 6
+# Nodes that the neural member is asked about in one round; it reads 8 rows about as fast as 1.
+ROUND_NODES = 8
 # A round is worth its time where the walk ends at one of its nodes for want of a right guess this
 # often: it costs a twentieth of a verify pass, and what it says of one node helps those below it.
-ROUND_WORTH = 0.05
+ROUND_WORTH = 0.02
 
 TreePath = tuple[int, ...]
 
