@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.eagles import (
     LAYERS,
     attentive_eagle,
-    save_tiny_eagle,
+    save_hybrid,
     some_features,
     some_tokens,
     tiny_eagle,
@@ -212,12 +212,9 @@ def test_a_request_is_served_by_the_regime_of_its_temperature(model: EagleModel)
 
 @pytest.fixture
 def folder(tiny_folder: Path, tmp_path: Path) -> Path:
-    """A hybrid as it is made: a folder for each member, each with a calibration of its own."""
-    save_tiny_eagle(tiny_eagle(tiny_folder), tmp_path / "eagle", tiny_folder)
-    NgramTable.build([[1, 2, 3]], vocabulary_of(tiny_folder), {}).save(tmp_path / "ngram")
-    for own in (tmp_path, tmp_path / "eagle"):
-        UNCALIBRATED.save(own)
-    return tmp_path
+    """A hybrid as it is made."""
+    table = NgramTable.build([[1, 2, 3]], vocabulary_of(tiny_folder), {})
+    return save_hybrid(tiny_eagle(tiny_folder), table, tmp_path, tiny_folder)
 
 
 def load(kind: DraftKind, path: Path, target: Path, **fields: int) -> HybridDraft:
