@@ -57,7 +57,7 @@ def test_a_draft_that_reads_hidden_states_may_live_elsewhere(
     assert text_of(said) == text_of(plain)
     told = said["speculation"]
     assert told["drafted"] > 20
-    assert told["accepted"] > 10
+    assert told["accepted"] > 5
     health = httpx.get(f"{server}/health", timeout=60).json()["verifier"]
     assert health["draft_faults"] == {}
     assert set(health["drafts"].values()) == {"ready"}

@@ -75,7 +75,6 @@ class Runner:
         Keys and values of all tokens are in the store afterwards, at the pack's slots.
         """
         device = self._model.device
-        self._taps.empty()
         plan = AttentionPlan.build(pack, self._groups, self._model.dtype, device)
         output = self._model(
             input_ids=torch.tensor([pack.tokens()], device=device),
@@ -89,7 +88,9 @@ class Runner:
 
 
 class _Taps:
-    """Catches hidden states on their way through the model."""
+    """Catches hidden states on their way through the model; what a failed pass has left is
+    overwritten by the next.
+    """
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int]) -> None:
         self._order = feature_layers
@@ -104,10 +105,6 @@ class _Taps:
             raise ValueError(f"feature_layers: the target has 1 to {len(layers)}, not {bad}")
         for layer in feature_layers:
             layers[layer - 1].register_forward_hook(partial(self._catch, layer))
-
-    def empty(self) -> None:
-        """Forget what a pass that failed has left."""
-        self._caught = {}
 
     def _catch(self, layer: int, _module: Any, _inputs: Any, output: Any) -> None:
         self._caught[layer] = output[0] if isinstance(output, Tensor) else output[0][0]
