@@ -3,11 +3,13 @@
 The arms take turns prompt by prompt, so that a machine that slows down slows them all.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from bench.reliability import Reliability, Witness
 from workers.completion import Run, run_requests
 from workers.engine.sampling import SamplingParams
 from workers.request import GenerationRequest
@@ -43,6 +45,8 @@ class Tally:
     steps: int = 0
     tested: int = 0
     accepted: int = 0
+    members: Counter[str] = field(default_factory=Counter)
+    reliability: Reliability = field(default_factory=Reliability)
     texts: list[str] = field(default_factory=list)
 
     def add(self, run: Run) -> None:
@@ -51,6 +55,9 @@ class Tally:
         self.steps += run.total("steps")
         self.tested += run.total("tested")
         self.accepted += run.total("accepted")
+        for completion in run.completions:
+            assert completion.stats is not None, "a run is over when its answers are"
+            self.members.update(dict(completion.stats.members))
         self.texts.extend(completion.text for completion in run.completions)
 
     def merge(self, other: "Tally") -> None:
@@ -59,10 +66,14 @@ class Tally:
         self.steps += other.steps
         self.tested += other.tested
         self.accepted += other.accepted
+        self.members.update(other.members)
+        self.reliability.merge(other.reliability)
         self.texts.extend(other.texts)
 
-    def report(self, plain: "Tally | None") -> dict[str, float | None]:
-        """tokens_per_second counts prefill; speedup and exact_match are against `plain`."""
+    def report(self, plain: "Tally | None") -> dict[str, Any]:
+        """tokens_per_second counts prefill; speedup and exact_match are against `plain`; members
+        are accepted tokens by the draft's member that guessed them; reliability has its bins.
+        """
         speed = self.tokens / self.seconds
         same = None
         if plain is not None:
@@ -74,6 +85,9 @@ class Tally:
             "alpha": self.accepted / self.tested if self.tested else None,
             "speedup": None if plain is None else speed / (plain.tokens / plain.seconds),
             "exact_match": same,
+            "calibration_error": self.reliability.error,
+            "members": dict(sorted(self.members.items())),
+            "reliability": self.reliability.report(),
         }
 
 
@@ -86,20 +100,25 @@ def measure(
     arms: Mapping[str, Sequence[Arm]],
     settings: Settings,
     on_prompt: Callable[[], object],
+    witness: Witness | None = None,
 ) -> Results:
     """Tallies by domain and arm.
 
-    prompts: token ids by domain; arms: by domain, under the same names everywhere.
+    prompts: token ids by domain; arms: by domain; witness: the verifier's `on_verdict`, without
+    which nothing is known of calibration.
     """
     numbers = count()
+    witness = witness or Witness()
     results: Results = {}
     for domain, encoded in prompts.items():
         tallies = results[domain] = {arm.name: Tally() for arm in arms[domain]}
         _warm_up(verifier, encoded[0], arms[domain], settings)
+        witness.collect()
         for seed, ids in enumerate(encoded, start=settings.seed):
             for arm in arms[domain]:
                 request = request_of(f"{next(numbers)}", ids, arm, settings, seed)
                 tallies[arm.name].add(run_requests(verifier, [request]))
+                tallies[arm.name].reliability.merge(witness.collect())
             on_prompt()
     return results
 
@@ -128,8 +147,8 @@ def request_of(
 
 
 def summarise(results: Results) -> dict[str, Any]:
-    """`arms.<arm>.{tokens_per_second, tau, alpha, speedup, exact_match}`, and the same under
-    `domains.<domain>.<arm>`."""
+    """`arms.<arm>.{tokens_per_second, tau, alpha, speedup, exact_match, calibration_error, members,
+    reliability}`, and the same under `domains.<domain>.<arm>`."""
     whole: dict[str, Tally] = {}
     for tallies in results.values():
         for name, tally in tallies.items():
@@ -140,24 +159,34 @@ def summarise(results: Results) -> dict[str, Any]:
     }
 
 
-def _reports(tallies: Mapping[str, Tally]) -> dict[str, dict[str, float | None]]:
+def _reports(tallies: Mapping[str, Tally]) -> dict[str, dict[str, Any]]:
     plain = tallies.get(PLAIN)
     return {name: tally.report(plain) for name, tally in tallies.items()}
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """The summary for people."""
-    lines = [
-        f"{'domain':<10}{'arm':<12}{'tokens/s':>10}{'tau':>7}{'alpha':>7}{'speed-up':>10}{'same':>7}"
+    """The summary for people. ece is the calibration error."""
+    rows = [
+        (domain, name, row)
+        for domain, reports in [*summary["domains"].items(), ("all", summary["arms"])]
+        for name, row in reports.items()
     ]
-    for domain, reports in [*summary["domains"].items(), ("all", summary["arms"])]:
-        for name, row in reports.items():
-            lines.append(
-                f"{domain:<10}{name:<12}{row['tokens_per_second']:>10.1f}{row['tau']:>7.2f}"
-                f"{_cell(row['alpha']):>7}{_cell(row['speedup']):>10}{_cell(row['exact_match']):>7}"
-            )
+    wide = max(10, *(len(domain) + 2 for domain, _, _ in rows))
+    wider = max(12, *(len(name) + 2 for _, name, _ in rows))
+    head = f"{'tokens/s':>10}{'tau':>7}{'alpha':>7}{'speed-up':>10}{'same':>7}{'ece':>7}"
+    lines = [f"{'domain':<{wide}}{'arm':<{wider}}{head}"]
+    lines += [f"{domain:<{wide}}{name:<{wider}}{_numbers(row)}" for domain, name, row in rows]
     return "\n".join(lines)
 
 
-def _cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _numbers(row: Mapping[str, Any]) -> str:
+    return (
+        f"{row['tokens_per_second']:>10.1f}{row['tau']:>7.2f}{cell(row['alpha']):>7}"
+        f"{cell(row['speedup']):>10}{cell(row['exact_match']):>7}"
+        f"{cell(row['calibration_error'], 3):>7}"
+    )
+
+
+def cell(value: float | None, digits: int = 2) -> str:
+    """A number that may be missing, in a table."""
+    return "-" if value is None else f"{value:.{digits}f}"

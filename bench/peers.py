@@ -1,7 +1,8 @@
 """Other people's decoding beside ours: the same prompts, target and machine, in one run.
 
-The peers are transformers' own: `generate`, its prompt lookup (Saxena 2023), and its assisted
-generation with a draft of ours. All decode greedily, so that the texts can be compared.
+The peers here are transformers' own: `generate`, its prompt lookup (Saxena 2023), and its assisted
+generation with a draft of ours; `bench.llama_peers` has llama.cpp's. All decode greedily, so that
+the texts can be compared.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from bench.decode import Arm, Settings, request_of
 from workers.completion import run_requests
 from workers.engine.model import keep_layers, parse_dtype
+from workers.engine.vocabulary import vocabulary_of
+from workers.hybrid_draft import kind_of
 from workers.verifier import Verifier
 
 Decoder = Callable[[Sequence[int], int], Sequence[int]]
@@ -58,21 +61,41 @@ def ours(verifier: Verifier, arms: Sequence[Arm], budget: int) -> dict[str, Deco
 
 
 def transformers_peers(
-    target: Path, dtype: str, assistant_layers: Sequence[int]
+    target: Path, dtype: str, assistant: PreTrainedModel | None
 ) -> dict[str, Decoder]:
-    """transformers' ways over the same weights. The assistant is made of layers of the target;
-    without any there is none.
-    """
+    """transformers' ways over the same weights; assisted generation where there is an assistant."""
     model = _load(target, dtype)
     peers = {
         GENERATE: _decoder(model),
         LOOKUP: _decoder(model, prompt_lookup_num_tokens=LOOKUP_TOKENS),
     }
-    if assistant_layers:
-        assistant = _load(target, dtype)
-        keep_layers(assistant, assistant_layers)
+    if assistant is not None:
         peers[ASSISTED] = _decoder(model, assistant_model=assistant)
     return peers
+
+
+def layers_of(target: Path, dtype: str, layers: Sequence[int]) -> PreTrainedModel:
+    """An assistant made of some of the target's own layers, untrained.
+
+    Raises ValueError for layers that the target does not have.
+    """
+    model = _load(target, dtype)
+    keep_layers(model, layers)
+    return model
+
+
+def load_assistant(folder: Path, target: Path, dtype: str) -> PreTrainedModel:
+    """An `lm` draft as an assistant.
+
+    Raises ValueError when the folder holds none, or one with another vocabulary than the target's.
+    """
+    if kind_of(folder) != "lm":
+        raise ValueError(
+            f"assistant: {folder} holds no lm draft; make one with `outrider prepare-draft "
+            "--kind lm`"
+        )
+    vocabulary_of(target).check_same(vocabulary_of(folder), "assistant")
+    return _load(folder, dtype)
 
 
 def _load(folder: Path, dtype: str) -> PreTrainedModel:

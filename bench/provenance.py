@@ -3,6 +3,7 @@
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -13,14 +14,14 @@ from joblib import cpu_count
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-def provenance() -> dict[str, Any]:
-    """What somebody needs to repeat this run."""
+def provenance(also: Sequence[str] = ()) -> dict[str, Any]:
+    """What somebody needs to repeat this run; also: packages besides the usual ones."""
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "revision": _revision(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{_processor()}, {cpu_count()} cores",
-        "versions": {name: version(name) for name in ("torch", "transformers", "ray")},
+        "versions": {name: version(name) for name in ("torch", "transformers", "ray", *also)},
         "python": platform.python_version(),
     }
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.decode import cell
 from workers.draft import DraftKind
 
 CARD, README = "card.json", "README.md"
@@ -51,11 +52,13 @@ def _measured(card: Mapping[str, Any]) -> str:
     lines = [
         f"## Measured\n\nOn {card['measured_prompts']} prompts, 128 new tokens, trees of at most "
         "32 nodes; tau is tokens per pass of the target.\n",
-        "| temperature | member | tau | alpha |",
-        "|---|---|---|---|",
+        "| temperature | member | tau | alpha | calibration error |",
+        "|---|---|---|---|---|",
     ]
     for temperature, arms in card["measured"].items():
         for name, row in arms.items():
-            alpha = "-" if row["alpha"] is None else f"{row['alpha']:.2f}"
-            lines.append(f"| {temperature} | {name} | {row['tau']:.2f} | {alpha} |")
+            lines.append(
+                f"| {temperature} | {name} | {row['tau']:.2f} | {cell(row['alpha'])} "
+                f"| {cell(row['calibration_error'], 3)} |"
+            )
     return "\n".join(lines)

@@ -22,10 +22,12 @@ from transformers import AutoConfig
 
 from bench.decode import Arm, Settings, measure, summarise
 from bench.provenance import provenance
+from bench.reliability import Witness
 from deployments.draft_card import write_card
+from deployments.pool import verifier_over
 from deployments.prompt_file import chat_ids
 from workers.completion import Completion, run_requests
-from workers.draft import DraftKind, DraftSpec, InlineDraft, load_draft
+from workers.draft import DraftKind, DraftSpec
 from workers.engine.eagle import EagleConfig, new_eagle, save_eagle
 from workers.engine.model import kv_shape
 from workers.engine.model_store import resolve
@@ -70,7 +72,7 @@ class MakerOptions:
 
     prompts: to learn from; measured: prompts to measure on, None for some held out of the former;
     tokens: most that the target shall say; steps: of training, None for as many as `minutes` allow,
-    or `EPOCHS`; layers: of the target, that an lm draft starts from.
+    or `EPOCHS`; layers: of the target, that an lm draft starts from, () for its first and last.
     """
 
     target: TargetSpec
@@ -186,6 +188,20 @@ class DraftMaker:
 
     def _answer(self, target: Target, prompts: _Prompts, corpus: Corpus) -> None:
         """The target answers until it has said enough, or its time is over."""
+        if not corpus.finished:
+            self._ask(target, prompts, corpus)
+            corpus.finish(self._options.tokens)
+        if not corpus.training:
+            raise ValueError(
+                "--tokens, --minutes: too few to have an answer to learn from; give more"
+            )
+        self.facts |= {
+            "answers": len(corpus.training),
+            "tokens": count_tokens(corpus.training),
+            "held_out_tokens": count_tokens(corpus.held_out),
+        }
+
+    def _ask(self, target: Target, prompts: _Prompts, corpus: Corpus) -> None:
         options, done = self._options, corpus.numbers()
         deadline = self._deadline(ANSWERS_SHARE[options.kind])
         asked: dict[str, TargetAnswer] = {}
@@ -212,13 +228,6 @@ class DraftMaker:
                 together=options.together,
                 on_done=note,
             )
-        if not corpus.training:
-            raise ValueError("--minutes: no answer was ready in time; give it more")
-        self.facts |= {
-            "answers": len(corpus.training),
-            "tokens": count_tokens(corpus.training),
-            "held_out_tokens": count_tokens(corpus.held_out),
-        }
 
     # -- learning ------------------------------------------------------------------------------
 
@@ -259,8 +268,10 @@ class DraftMaker:
     def _student(self, texts: Sequence[TeacherText]) -> EagleStudent | LMStudent:
         options = self._options
         vocabulary = likeliest_tokens(texts, self._vocabulary.size, options.vocab)
+        student: EagleStudent | LMStudent
         if options.kind == "lm":
-            student: EagleStudent | LMStudent = LMStudent(self._folder, options.layers, vocabulary)
+            layers = options.layers or (0, self._model.num_hidden_layers - 1)
+            student = LMStudent(self._folder, layers, vocabulary)
         else:
             generator = torch.Generator().manual_seed(options.seed)
             config = _eagle_config(self._model, len(vocabulary))
@@ -309,14 +320,8 @@ class DraftMaker:
         """The draft and its members, as `outrider bench decode` would measure them."""
         options = self._options
         specs = _measured_specs(options.kind, self._draft)
-        threads = options.target.threads or torch.get_num_threads()
-        drafts = {
-            spec.name: InlineDraft(
-                load_draft(spec, self._folder, dtype=options.target.dtype, threads=threads)
-            )
-            for spec in specs
-        }
-        verifier = build_verifier(target, drafts, Limits(max_running=1), specs)
+        witness = Witness()
+        verifier = verifier_over(target, options.target, specs, witness)
         encoded = {options.domain: [chat_ids(target.tokenizer, p) for p in prompts.measured]}
         arms = {options.domain: [Arm(spec.name, spec.name) for spec in specs]}
         temperatures = sorted(set(options.temperatures))
@@ -324,7 +329,7 @@ class DraftMaker:
         with _bar(len(temperatures) * len(prompts.measured), "prompt", "measuring") as bar:
             for temperature in temperatures:
                 settings = Settings(MEASURED_TOKENS, MEASURED_BUDGET, temperature)
-                results = measure(verifier, encoded, arms, settings, on_prompt=bar.update)
+                results = measure(verifier, encoded, arms, settings, bar.update, witness)
                 measured[str(temperature)] = summarise(results)["arms"]
         self.facts |= {"measured": measured, "measured_prompts": len(prompts.measured)}
         if options.measured is None:

@@ -237,13 +237,16 @@ class Envelope:
         }
 
     def speculation(self, stats: SpeculationStats) -> dict[str, Any]:
-        """Our field: what the draft did for this answer. tau is tokens per target step."""
+        """Our field: what the draft did for this answer. tau is tokens per target step; members
+        are the accepted tokens by who guessed them.
+        """
         return {
             "draft": self.choice.draft,
             "reason": self.choice.reason,
             "steps": stats.steps,
             "drafted": stats.drafted,
             "accepted": stats.accepted,
+            "members": dict(stats.members),
             "tau": round(stats.tau, 4),
         }
 

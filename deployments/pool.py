@@ -1,12 +1,18 @@
-"""Pool members by name, for commands that run in one process."""
+"""Pool members by name, and a verifier over them, for commands that run in one process."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from joblib import cpu_count
+
 from deployments.config import DOMAINS, SHIPPED_DRAFTS, default_pool
-from workers.draft import DraftKind, DraftSpec
-from workers.engine.model_store import is_default
+from workers.draft import DraftKind, DraftSpec, InlineDraft, feature_layers_of, load_draft
+from workers.engine.model_store import is_default, resolve
 from workers.hybrid_draft import kind_of, member_folder
+from workers.scheduler import Limits
+from workers.target import Target, TargetSpec, load_target
+from workers.verifier import OnVerdict, Verifier, build_verifier
 
 PLAIN = "none"
 KINDS = ("hybrid", "chain", "ngram", "eagle", "lm")
@@ -51,3 +57,31 @@ def _part(kind: str, domain: str) -> DraftSpec:
     member: DraftKind = "ngram" if kind == "ngram" else "eagle"
     path = str(member_folder("hybrid", folder, member))
     return DraftSpec(f"{domain}.{kind}", member, path=path, domain=domain)
+
+
+def open_verifier(
+    target: TargetSpec, drafts: Sequence[DraftSpec], on_verdict: OnVerdict | None = None
+) -> tuple[Target, Verifier]:
+    """A target, and a verifier that serves one request at a time with any of the drafts, inline.
+
+    Raises ValueError for what cannot be loaded, or does not fit together.
+    """
+    loaded = load_target(replace(target, feature_layers=feature_layers_of(drafts)))
+    return loaded, verifier_over(loaded, target, drafts, on_verdict)
+
+
+def verifier_over(
+    target: Target,
+    spec: TargetSpec,
+    drafts: Sequence[DraftSpec],
+    on_verdict: OnVerdict | None = None,
+) -> Verifier:
+    """The same over a target that is loaded already, from `spec`."""
+    folder, threads = resolve(spec.model), spec.threads or cpu_count()
+    clients = {
+        draft.name: InlineDraft(
+            load_draft(draft, folder, dtype=spec.dtype, threads=threads, device=spec.device)
+        )
+        for draft in drafts
+    }
+    return build_verifier(target, clients, Limits(max_running=1), drafts, on_verdict)

@@ -238,7 +238,13 @@ def load_inline_drafts(config: OutriderConfig, threads: Threads) -> dict[str, In
     path = resolve(config.target.model)
     return {
         draft.name: InlineDraft(
-            load_draft(draft.spec(), path, dtype=config.target.dtype, threads=threads.of(draft))
+            load_draft(
+                draft.spec(),
+                path,
+                dtype=config.target.dtype,
+                threads=threads.of(draft),
+                device=config.target.device,
+            )
         )
         for draft in config.pool
         if draft.inline

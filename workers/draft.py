@@ -175,19 +175,27 @@ class InlineDraft:
         self._draft.forget(sequences)
 
 
-def load_draft(spec: DraftSpec, target: Path, *, dtype: str = "float32", threads: int = 1) -> Draft:
+def load_draft(
+    spec: DraftSpec,
+    target: Path,
+    *,
+    dtype: str = "float32",
+    threads: int = 1,
+    device: str = "cpu",
+) -> Draft:
     """Load a pool member for the target in folder `target`.
 
-    dtype, threads: for drafts that run a model. Raises ValueError when it does not fit the target.
+    dtype, threads, device ("cpu" or "cuda"): for drafts that run a model. Raises ValueError when it
+    does not fit the target.
     """
     # Imported late: n-gram drafts live in processes without torch.
     if spec.kind == "lm":
         from workers.lm_draft import load_lm_draft
 
-        return load_lm_draft(spec, target, dtype=dtype, threads=threads)
+        return load_lm_draft(spec, target, dtype=dtype, threads=threads, device=device)
     from workers.hybrid_draft import load_hybrid_draft
 
-    return load_hybrid_draft(spec, target, threads=threads)
+    return load_hybrid_draft(spec, target, threads=threads, device=device)
 
 
 def feature_layers_of(specs: Sequence[DraftSpec]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from workers.draft import DraftUpdate, Features
 from workers.engine.eagle import EagleModel, rotary
 from workers.speculation.tree import SparseLaw
-from workers.tree_growth import Path
+from workers.tree_growth import TreePath
 
 # Pairs taken in per call and sequence, so that a long prompt does not make the others wait.
 CATCH_UP = 256
@@ -77,7 +77,7 @@ class _Followed:
     features: list[Tensor] = field(default_factory=list)
     root: Tensor | None = None
     # The tree: where each node stands among those asked, its state, and its ancestors there.
-    place: dict[Path, int] = field(default_factory=dict)
+    place: dict[TreePath, int] = field(default_factory=dict)
     states: list[Tensor] = field(default_factory=list)
 
     @property
@@ -163,7 +163,7 @@ class EagleMember:
         return dict(zip(roots, self._laws(list(roots.values())), strict=True))
 
     @torch.inference_mode()
-    def ask(self, questions: Sequence[tuple[int, Sequence[Path]]]) -> list[list[SparseLaw]]:
+    def ask(self, questions: Sequence[tuple[int, Sequence[TreePath]]]) -> list[list[SparseLaw]]:
         """What may follow the nodes at some paths of (sequence, paths), in one pass.
 
         A path's parent must be the root or have been asked about since the last `catch_up`.
@@ -202,7 +202,7 @@ class EagleMember:
             torch.ones(size, size, dtype=torch.bool).tril(),
         )
 
-    def _nodes(self, followed: _Followed, paths: Sequence[Path]) -> _Rows:
+    def _nodes(self, followed: _Followed, paths: Sequence[TreePath]) -> _Rows:
         assert followed.root is not None, "only a sequence that was taken in wholly is asked about"
         old = followed.kv.nodes
         parents = [

@@ -20,7 +20,7 @@ from workers.ngram_member import NgramMember
 from workers.sampled_proposal import Comb
 from workers.speculation.tree import Proposal
 from workers.training.ngram_table import TOKENS, NgramTable
-from workers.tree_growth import GrowingTree
+from workers.tree_growth import GrowingTree, TreePath
 
 if TYPE_CHECKING:
     from workers.eagle_member import EagleMember
@@ -70,21 +70,31 @@ class HybridDraft:
 
     def _grow(self, requests: Sequence[DraftRequest]) -> dict[int, Proposal]:
         """All trees together: n-grams at once, then rounds of questions to the neural member."""
-        roots = self._eagle.catch_up([r.sequence for r in requests]) if self._eagle else {}
-        trees = []
-        for request in requests:
-            tree = self._tree(request, neural=request.sequence in roots)
-            if request.sequence in roots:
-                tree.hear((), roots[request.sequence])
+        trees = [self._tree(request, neural=self._eagle is not None) for request in requests]
+        for tree in trees:
             tree.grow()
-            trees.append(tree)
-        while self._eagle and (asking := [(t, paths) for t in trees if (paths := t.questions())]):
-            told = self._eagle.ask([(tree.request.sequence, paths) for tree, paths in asking])
-            for (tree, paths), laws in zip(asking, told, strict=True):
-                for path, law in zip(paths, laws, strict=True):
-                    tree.hear(path, law)
+        while asking := [(tree, paths) for tree in trees if (paths := tree.questions())]:
+            self._ask_roots([tree for tree, paths in asking if paths == [()]])
+            self._ask_nodes([(tree, paths) for tree, paths in asking if paths != [()]])
+            for tree, _ in asking:
                 tree.grow()
         return {tree.request.sequence: tree.proposal() for tree in trees}
+
+    def _ask_roots(self, trees: Sequence[GrowingTree]) -> None:
+        assert self._eagle is not None, "nobody else is asked"
+        roots = self._eagle.catch_up([tree.request.sequence for tree in trees])
+        for tree in trees:
+            if tree.request.sequence in roots:
+                tree.hear((), roots[tree.request.sequence])
+            else:  # a long prompt is still being read, or the draft was restarted meanwhile
+                tree.lose_neural()
+
+    def _ask_nodes(self, asking: Sequence[tuple[GrowingTree, Sequence[TreePath]]]) -> None:
+        assert self._eagle is not None, "nobody else is asked"
+        told = self._eagle.ask([(tree.request.sequence, paths) for tree, paths in asking])
+        for (tree, paths), laws in zip(asking, told, strict=True):
+            for path, law in zip(paths, laws, strict=True):
+                tree.hear(path, law)
 
     def _sample(self, request: DraftRequest) -> Proposal:
         """For the ratio test, which n-grams alone are asked for."""
@@ -99,7 +109,7 @@ class HybridDraft:
         return GrowingTree(request, self._ngram, regime, children=self._children, neural=neural)
 
 
-def load_hybrid_draft(spec: DraftSpec, target: Path, *, threads: int) -> HybridDraft:
+def load_hybrid_draft(spec: DraftSpec, target: Path, *, threads: int, device: str) -> HybridDraft:
     """An `ngram`, `eagle` or `hybrid` draft for the target in folder `target`.
 
     Raises ValueError when its folder is none, or made for another target.
@@ -111,7 +121,8 @@ def load_hybrid_draft(spec: DraftSpec, target: Path, *, threads: int) -> HybridD
         ngram = _load_ngram(spec, folder and member_folder(spec.kind, folder, "ngram"), target)
     if spec.kind != "ngram":
         assert folder is not None, "DraftSpec lets no such draft pass without a path"
-        eagle = _load_eagle(spec, member_folder(spec.kind, folder, "eagle"), target, threads)
+        own = member_folder(spec.kind, folder, "eagle")
+        eagle = _load_eagle(own, target, f"drafts.{spec.name}", threads, device)
     calibration = UNCALIBRATED  # a table alone does without: its own probabilities are near enough
     if folder and (spec.kind != "ngram" or (folder / CALIBRATION).is_file()):
         calibration = Calibration.load(folder)
@@ -158,13 +169,13 @@ def _load_ngram(spec: DraftSpec, folder: Path | None, target: Path) -> NgramMemb
     return NgramMember(table)
 
 
-def _load_eagle(spec: DraftSpec, folder: Path, target: Path, threads: int) -> EagleMember:
+def _load_eagle(folder: Path, target: Path, what: str, threads: int, device: str) -> EagleMember:
     import torch
 
     from workers.eagle_member import EagleMember
     from workers.engine.eagle import load_eagle, optimise_eagle
 
     torch.set_num_threads(threads)
-    model = load_eagle(folder, target, f"drafts.{spec.name}")
+    model = load_eagle(folder, target, what).to(torch.device(device))
     optimise_eagle(model)
     return EagleMember(model)

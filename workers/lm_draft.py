@@ -238,7 +238,9 @@ def _sparse(law: Tensor) -> SparseLaw:
     return SparseLaw(tuple(top.indices.tolist()), tuple(probs.tolist()))
 
 
-def load_lm_draft(spec: DraftSpec, target: Path, *, dtype: str, threads: int) -> LMDraft:
+def load_lm_draft(
+    spec: DraftSpec, target: Path, *, dtype: str, threads: int, device: str
+) -> LMDraft:
     """`spec.path` is a hub name, a folder or a GGUF file, as a target's.
 
     Raises ValueError when the model cannot be had or run, or speaks another vocabulary.
@@ -247,7 +249,7 @@ def load_lm_draft(spec: DraftSpec, target: Path, *, dtype: str, threads: int) ->
     vocabulary = vocabulary_of(target)
     vocabulary.check_same(vocabulary_of(folder), f"drafts.{spec.name}")
     torch.set_num_threads(threads)
-    model = load_model(folder, dtype=dtype, device=torch.device("cpu"), layers=spec.layers)
+    model = load_model(folder, dtype=dtype, device=torch.device(device), layers=spec.layers)
     text = model.config.get_text_config()
     if text.vocab_size < vocabulary.size:
         raise ValueError(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from workers.draft import DraftUpdate
-from workers.training.ngram_table import ORDER, Followers, NgramTable
+from workers.training.ngram_table import ORDER, Followers, NgramTable, followers_of
 
 # One occurrence in the request itself says as much as this many in the table.
 LOCAL_WEIGHT = 8
@@ -46,23 +46,27 @@ class LocalIndex:
     """Next-token counts within one request."""
 
     def __init__(self) -> None:
-        self._counts: list[dict[tuple[int, ...], Counter[int]]] = [
-            defaultdict(Counter) for _ in range(ORDER)
-        ]
+        self._counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+        self._summed: dict[tuple[int, ...], Followers] = {}
 
     def add(self, tokens: Sequence[int], place: int) -> None:
         """Count the token at `place` after each of its contexts."""
         for order in range(1, min(ORDER, place) + 1):
-            self._counts[order - 1][tuple(tokens[place - order : place])][tokens[place]] += 1
+            context = tuple(tokens[place - order : place])
+            self._counts[context][tokens[place]] += 1
+            self._summed.pop(context, None)
 
     def followers(self, context: tuple[int, ...]) -> list[Followers]:
         """After the last 1, 2, ... tokens of `context`, as far as they occur."""
         found = []
         for order in range(1, len(context) + 1):
-            counts = self._counts[order - 1].get(context[-order:])
+            own = context[-order:]
+            counts = self._counts.get(own)
             if counts is None:
                 break
-            found.append(Followers(counts.total(), len(counts), tuple(counts.items())))
+            if own not in self._summed:
+                self._summed[own] = followers_of(counts)
+            found.append(self._summed[own])
         return found
 
 
@@ -135,7 +139,7 @@ class NgramMember:
         self, index: LocalIndex, context: tuple[int, ...]
     ) -> Iterator[tuple[int, Followers, Followers]]:
         """(length, in the request, in the table) of the longest match and of all shorter ones."""
-        table = self._table.followers(context) if self._table else []
+        table = [] if self._table is None else self._table.followers(context)
         local = index.followers(context)
         for order in range(max(len(table), len(local)), 0, -1):
             yield (

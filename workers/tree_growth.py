@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count
 
 from workers.calibration import Regime
 from workers.draft import DraftRequest
@@ -28,12 +28,13 @@ SUFFIX, TABLE, NEURAL = "suffix", "table", "neural"
 LEAST_CONFIDENCE = 0.02
 # A guess of the n-grams with less is not looked at.
 _NEGLIGIBLE = 0.005
-# Nodes that the neural member is asked about in one round; it reads 4 rows about as fast as 1.
+# Nodes that the neural member is asked about in one round; it reads 6 rows about as fast as 1.
 ROUND_NODES = 6
-# A round is worth its time where the nodes it asks about are reached this often, all together.
-ROUND_REACH = 0.35
+# A round is worth its time where the walk ends at one of its nodes for want of a right guess this
+# often: it costs a twentieth of a verify pass, and what it says of one node helps those below it.
+ROUND_WORTH = 0.05
 
-Path = tuple[int, ...]
+TreePath = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,12 @@ class GrowingTree:
         self._regime = regime
         self._children = children
         self._neural = neural
-        self._near: dict[Path, NgramLaw] = {}
-        self._heard: dict[Path, SparseLaw] = {}
-        self._guessed: dict[Path, list[Guess]] = {}
-        self._nodes: dict[Path, Guess] = {}  # by path, parents first; confidence is the path's
+        self._near: dict[TreePath, NgramLaw] = {}
+        self._heard: dict[TreePath, SparseLaw] = {}
+        self._guessed: dict[TreePath, list[Guess]] = {}
+        self._nodes: dict[TreePath, Guess] = {}  # by path, parents first; confidence is the path's
 
-    def hear(self, path: Path, law: SparseLaw) -> None:
+    def hear(self, path: TreePath, law: SparseLaw) -> None:
         """What the neural member says may follow `path`: its likeliest tokens."""
         self._heard[path] = law
         self._guessed.pop(path, None)
@@ -77,9 +78,9 @@ class GrowingTree:
         """Anew, best first: always add the node with the likeliest path of all not yet in it."""
         self._nodes = {}
         order = count()  # breaks ties, so that guesses are never compared
-        waiting: list[tuple[float, int, Path, Guess]] = []
+        waiting: list[tuple[float, int, TreePath, Guess]] = []
         reached = 1.0
-        path: Path = ()
+        path: TreePath = ()
         while self.request.budget > 0:
             if len(path) < self.request.depth:
                 for guess in self._guesses(path):
@@ -93,13 +94,19 @@ class GrowingTree:
             reached = -negative
             self._nodes[path] = Guess(guess.token, reached, guess.member)
 
-    def questions(self) -> list[Path]:
-        """Nodes to ask the neural member about next; none where that would not pay."""
+    def questions(self) -> list[TreePath]:
+        """Nodes to ask the neural member about next, () for the root; none where that would not
+        pay. The best are those where the walk is likely to come and to find no child.
+        """
         if not self._neural:
             return []
-        asked = list(islice(self._unasked(), ROUND_NODES))
-        reach = sum(self._nodes[path].confidence for path in asked)
-        return asked if reach >= ROUND_REACH else []
+        worth = {path: self._reach(path) * self._uncovered(path) for path in self._unasked()}
+        best = heapq.nlargest(ROUND_NODES, worth, key=worth.__getitem__)
+        return best if sum(worth[path] for path in best) >= ROUND_WORTH else []
+
+    def lose_neural(self) -> None:
+        """The neural member cannot be asked about this sequence now."""
+        self._neural = False
 
     def proposal(self) -> Proposal:
         place = {path: number for number, path in enumerate(self._nodes)} | {(): -1}
@@ -112,7 +119,7 @@ class GrowingTree:
             members=tuple(guess.member for guess in ordered),
         )
 
-    def law(self, path: Path) -> SparseLaw | None:
+    def law(self, path: TreePath) -> SparseLaw | None:
         """q for the ratio test: the guesses after `path`, renormalised; None without any."""
         guesses = self._guesses(path)
         if not guesses:
@@ -123,9 +130,12 @@ class GrowingTree:
             tuple(guess.confidence / total for guess in guesses),
         )
 
-    def _unasked(self) -> Iterator[Path]:
-        """Likeliest first. What the neural member says of a node it makes from its parent's state,
-        so that must have been asked about before."""
+    def _unasked(self) -> Iterator[TreePath]:
+        """What the neural member says of a node it makes from its parent's state, so that must have
+        been asked about before: first of all the root.
+        """
+        if () not in self._heard and self.request.depth > 0 and self.request.budget > 0:
+            yield ()
         for path in self._nodes:
             if (
                 len(path) < self.request.depth
@@ -134,14 +144,21 @@ class GrowingTree:
             ):
                 yield path
 
-    def _guesses(self, path: Path) -> list[Guess]:
+    def _reach(self, path: TreePath) -> float:
+        return self._nodes[path].confidence if path else 1.0
+
+    def _uncovered(self, path: TreePath) -> float:
+        """Estimated probability that none of the guesses after `path` is right."""
+        return max(0.0, 1.0 - sum(guess.confidence for guess in self._guesses(path)))
+
+    def _guesses(self, path: TreePath) -> list[Guess]:
         """The likeliest next tokens, likeliest first."""
         found = self._guessed.get(path)
         if found is None:
             found = self._guessed[path] = self._combine(path)
         return found
 
-    def _combine(self, path: Path) -> list[Guess]:
+    def _combine(self, path: TreePath) -> list[Guess]:
         near, heard = self._near_law(path), self._heard.get(path)
         neural = dict(zip(heard.ids, heard.probs, strict=True)) if heard else {}
         if near is None:
@@ -157,7 +174,7 @@ class GrowingTree:
         guesses.sort(key=lambda guess: (-guess.confidence, guess.token))
         return guesses[: self._children]
 
-    def _near_law(self, path: Path) -> NgramLaw | None:
+    def _near_law(self, path: TreePath) -> NgramLaw | None:
         if self._ngram is None:
             return None
         found = self._near.get(path)

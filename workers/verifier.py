@@ -6,7 +6,7 @@ so nobody ever waits for a forward pass but the requests themselves.
 
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -19,6 +19,7 @@ from workers.engine.pack import Pack, Segment, chain_parents
 from workers.engine.sampling import BadLogits
 from workers.request import GenerationRequest
 from workers.scheduler import Limits, LiveSequence, Scheduler, Sink, Turn
+from workers.speculation.acceptance import Verdict
 from workers.speculation.tree import Proposal
 from workers.target import Target
 from workers.verification import verify
@@ -28,6 +29,11 @@ logger = logging.getLogger("outrider.verifier")
 
 # Failed passes in a row after which the engine, not the requests, must be at fault.
 PATIENCE = 3
+
+OnVerdict = Callable[[Proposal, Verdict], object]
+"""Hears of every verification, plain decoding's with an empty proposal too. For measuring: it runs
+in the loop's thread, so what it costs every pass pays, and what it raises fails the pass.
+"""
 
 
 class QueueFull(RuntimeError):
@@ -56,10 +62,17 @@ class Verifier:
     `submit`, `cancel`, `gauges` and `healthy` may be called from any thread.
     """
 
-    def __init__(self, target: Target, drafts: DraftPool, limits: Limits) -> None:
+    def __init__(
+        self,
+        target: Target,
+        drafts: DraftPool,
+        limits: Limits,
+        on_verdict: OnVerdict | None = None,
+    ) -> None:
         self._target = target
         self._drafts = drafts
         self._limits = limits
+        self._on_verdict = on_verdict
         self._scheduler = Scheduler(target.pool, limits)
         self._numbers = count()
         self._steps = 0
@@ -136,6 +149,8 @@ class Verifier:
         verdict = verify(
             proposal, rows, sequence.request.sampling, sequence.history, position=known
         )
+        if self._on_verdict is not None:
+            self._on_verdict(proposal, verdict)
         delta = sequence.answer.add(proposal, verdict)
         sequence.extend(delta)
         if delta.finish_reason:
@@ -301,6 +316,7 @@ def build_verifier(
     drafts: Mapping[str, DraftClient],
     limits: Limits,
     specs: Collection[DraftSpec] = (),
+    on_verdict: OnVerdict | None = None,
 ) -> Verifier:
     """A verifier over a target and named drafts. `specs` are the drafts': those without one are
     verified by `invariant`, and do not read the target's hidden states.
@@ -312,4 +328,4 @@ def build_verifier(
         ratio=[spec.name for spec in specs if spec.verification == "ratio"],
         readers=[spec.name for spec in specs if spec.reads_features],
     )
-    return Verifier(target, pool, limits)
+    return Verifier(target, pool, limits, on_verdict)

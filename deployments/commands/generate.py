@@ -6,19 +6,14 @@ import secrets
 import sys
 from typing import Any
 
-from joblib import cpu_count
-
 from deployments.commands.options import add_target_options, count, target_spec
-from deployments.pool import PLAIN, find_draft
+from deployments.pool import PLAIN, find_draft, open_verifier
 from deployments.prompt_file import chat_ids
 from workers.completion import Completion, run_requests
-from workers.draft import InlineDraft, load_draft
-from workers.engine.model_store import resolve
+from workers.engine.model_store import is_default
 from workers.engine.sampling import SamplingParams
 from workers.request import Delta, GenerationRequest
-from workers.scheduler import Limits
-from workers.target import Target, load_target
-from workers.verifier import build_verifier
+from workers.target import Target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="sent as a user's message")
     parser.add_argument(
         "--draft",
-        default="ngram",
         metavar="D",
-        help="a pool member (code, math, en, zh, lm), a kind (ngram: the code table; lm), a "
-        f"draft's folder, or {PLAIN} for plain decoding (default: %(default)s)",
+        help="a pool member (code, math, en, zh, lm), a kind (hybrid: the one for code; chain, "
+        f"ngram and eagle: parts of it), a draft's folder, or {PLAIN} for plain decoding "
+        "(default: hybrid, or ngram with another target than the default one)",
     )
     parser.add_argument(
         "--budget",
@@ -77,15 +72,10 @@ def run(args: argparse.Namespace) -> int:
     """Raises ValueError for options that cannot be used."""
     if not args.prompt.strip():
         raise ValueError("prompt: is empty; give some text")
-    target = load_target(target_spec(args))
-    request = _request(args, target)
-    drafts = {}
-    if request.draft is not None:
-        spec = find_draft(request.draft, target=args.target)
-        threads = args.threads or cpu_count()
-        draft = load_draft(spec, resolve(args.target), dtype=args.dtype, threads=threads)
-        drafts[request.draft] = InlineDraft(draft)
-    verifier = build_verifier(target, drafts, Limits(max_running=1))
+    draft = args.draft or ("hybrid" if is_default(args.target) else "ngram")
+    drafts = [] if draft == PLAIN else [find_draft(draft, target=args.target)]
+    target, verifier = open_verifier(target_spec(args), drafts)
+    request = _request(args, target, drafts[0].name if drafts else None)
     done = run_requests(verifier, [request], on_delta=_ignore if args.json else _print)
     completion = done.completions[0]
     facts = _facts(completion, done.seconds, request.sampling.seed)
@@ -97,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _request(args: argparse.Namespace, target: Target) -> GenerationRequest:
+def _request(args: argparse.Namespace, target: Target, draft: str | None) -> GenerationRequest:
     ids = chat_ids(target.tokenizer, args.prompt)
     seed = secrets.randbits(63) if args.seed is None else args.seed
     return GenerationRequest(
@@ -105,7 +95,7 @@ def _request(args: argparse.Namespace, target: Target) -> GenerationRequest:
         prompt=ids,
         max_tokens=args.max_tokens,
         sampling=SamplingParams(seed=seed, temperature=args.temperature, top_p=args.top_p),
-        draft=None if args.draft == PLAIN else args.draft,
+        draft=draft,
         budget=args.budget,
     )
 
@@ -131,6 +121,7 @@ def _facts(completion: Completion, seconds: float, seed: int) -> dict[str, Any]:
         "steps": stats.steps,
         "drafted": stats.drafted,
         "accepted": stats.accepted,
+        "members": dict(stats.members),
         "tau": stats.tau,
         "alpha": stats.alpha,
     }

@@ -141,6 +141,7 @@ def test_chat_with_the_official_client(client: openai.OpenAI) -> None:
         "steps",
         "drafted",
         "accepted",
+        "members",
         "tau",
     }
 

@@ -6,6 +6,7 @@ and seeds; `OUTRIDER_PROMPTS=50 OUTRIDER_SEEDS_PER_TEXT=50` runs the full size.
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 
@@ -14,9 +15,10 @@ import torch
 from joblib import cpu_count
 from transformers import AutoModelForCausalLM
 
+from deployments.pool import find_draft
 from deployments.prompt_file import chat_ids, read_prompts
 from workers.completion import run_requests
-from workers.draft import DraftSpec, InlineDraft, load_draft
+from workers.draft import DraftSpec, InlineDraft, feature_layers_of, load_draft
 from workers.engine.model_store import DEFAULT_TARGET, resolve
 from workers.engine.sampling import SamplingParams
 from workers.request import GenerationRequest
@@ -37,18 +39,17 @@ pytestmark = [
 
 # The shipped lm is a tenth of the target's layers and nearly always wrong, which is the harder half
 # of the test. The deep one has most of its layers, so that some of its paths are accepted.
-DRAFTS = {
-    "ngram": DraftSpec("ngram", "ngram"),
-    "lm": DraftSpec("lm", "lm", layers=(0, 1, 28, 29)),
-    "deep": DraftSpec("deep", "lm", layers=(*range(26), 29)),
+KINDS = ("hybrid", "chain", "ngram", "eagle", "lm")
+DRAFTS = {kind: replace(find_draft(kind, target=DEFAULT_TARGET), name=kind) for kind in KINDS} | {
+    "deep": DraftSpec("deep", "lm", layers=(*range(26), 29))
 }
-KINDS = ("ngram", "lm")
 BUDGETS = (1, 6, 24)
 
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return load_target(TargetSpec(DEFAULT_TARGET, dtype="float32"))
+    layers = feature_layers_of(list(DRAFTS.values()))
+    return load_target(TargetSpec(DEFAULT_TARGET, dtype="float32", feature_layers=layers))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def verifier(target: Target) -> Verifier:
         name: InlineDraft(load_draft(spec, folder, dtype="float32", threads=threads))
         for name, spec in DRAFTS.items()
     }
-    return build_verifier(target, drafts, Limits(max_running=BATCH))
+    return build_verifier(target, drafts, Limits(max_running=BATCH), list(DRAFTS.values()))
 
 
 def answers(

@@ -96,12 +96,22 @@ def pool_attention(
     for name in ("softcap", "s_aux", "sliding_window"):
         if kwargs.get(name) is not None:
             raise ValueError(f"target: attention with {name!r} is not supported; use another model")
-    outputs = []
-    for segment, part in zip(
-        plan.segments, query.split([s.size for s in plan.segments], dim=2), strict=True
-    ):
-        outputs.append(_attend(part, segment.gather(key), segment.gather(value), segment, scaling))
-    return torch.cat(outputs, dim=1), None
+    return attend(query, key, value, plan, scaling), None
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scaling: float | None = None
+) -> Tensor:
+    """query [1, heads, T, head_dim]; key, value: the layer's store -> [1, T, heads, head_dim].
+
+    scaling: of the scores; None for one over the root of head_dim.
+    """
+    parts = query.split([segment.size for segment in plan.segments], dim=2)
+    outputs = [
+        _attend(part, segment.gather(key), segment.gather(value), segment, scaling)
+        for segment, part in zip(plan.segments, parts, strict=True)
+    ]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
 def _attend(

@@ -272,7 +272,8 @@ def save_eagle(
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tensors = {
-        name: tensor.to(torch.bfloat16).contiguous() for name, tensor in _saved_form(model).items()
+        name: tensor.to("cpu", torch.bfloat16).contiguous()
+        for name, tensor in _saved_form(model).items()
     }
     ids = model.vocabulary.cpu()
     tensors["d2t"] = ids - torch.arange(len(ids))

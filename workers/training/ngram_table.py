@@ -115,8 +115,12 @@ class NgramTable:
 
     def _count(self, low: int, high: int) -> Followers:
         step = -(-(high - low) // _COUNTED)
-        counts = Counter(self._following[low:high:step].tolist())
-        return Followers(counts.total(), len(counts), tuple(counts.most_common(_LIKELIEST)))
+        return followers_of(Counter(self._following[low:high:step].tolist()))
+
+
+def followers_of(counts: Counter[int]) -> Followers:
+    """Of a context, from how often each token followed it."""
+    return Followers(counts.total(), len(counts), tuple(counts.most_common(_LIKELIEST)))
 
 
 def _sorted_contexts(

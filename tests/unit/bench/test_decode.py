@@ -7,14 +7,21 @@ import pytest
 
 from bench import decode
 from bench.decode import Arm, Settings, Tally, measure, summarise, table
+from bench.reliability import Witness
 from workers.completion import Completion, Run
 from workers.engine.sampling import SamplingParams
 from workers.request import GenerationRequest, SpeculationStats
+from workers.speculation.acceptance import Verdict
+from workers.speculation.tree import Proposal, TokenTree
 
 
-def answer(text: str, size: int, steps: int, tested: int = 0, accepted: int = 0) -> Completion:
+def answer(
+    text: str, size: int, steps: int, tested: int = 0, accepted: int = 0, **members: int
+) -> Completion:
     request = GenerationRequest("r", (1,), 99, SamplingParams(seed=0))
-    stats = SpeculationStats("d", steps, 0, tested, accepted, bonus=size - accepted)
+    stats = SpeculationStats(
+        "d", steps, 0, tested, accepted, bonus=size - accepted, members=tuple(members.items())
+    )
     return Completion(request, text, [1] * size, "length", stats)
 
 
@@ -24,24 +31,33 @@ def tally(seconds: float, *answers: Completion) -> Tally:
     return made
 
 
+NUMBERS = ("tokens_per_second", "tau", "alpha", "speedup", "exact_match", "calibration_error")
+
+
+def numbers(report: dict[str, Any]) -> dict[str, Any]:
+    return {name: report[name] for name in NUMBERS}
+
+
 PLAIN = tally(4.0, answer("a", 10, 10), answer("b", 30, 30))
 DRAFTED = tally(2.0, answer("a", 10, 4, tested=8, accepted=6), answer("c", 30, 12, 32, 18))
 
 
 def test_an_arms_numbers_are_ratios_of_sums() -> None:
-    assert PLAIN.report(PLAIN) == {
+    assert numbers(PLAIN.report(PLAIN)) == {
         "tokens_per_second": 10.0,
         "tau": 1.0,
         "alpha": None,
         "speedup": 1.0,
         "exact_match": 1.0,
+        "calibration_error": None,
     }
-    assert DRAFTED.report(PLAIN) == {
+    assert numbers(DRAFTED.report(PLAIN)) == {
         "tokens_per_second": 20.0,
         "tau": 40 / 16,
         "alpha": 24 / 40,
         "speedup": 2.0,
         "exact_match": 0.5,
+        "calibration_error": None,
     }
 
 
@@ -72,13 +88,40 @@ def test_the_whole_is_weighted_by_what_was_said_not_by_domain() -> None:
     assert results["short"]["d"].tokens == 10, "summing up changes nothing"
 
 
+def test_accepted_tokens_are_summed_by_member_and_nodes_by_confidence() -> None:
+    one = tally(1.0, answer("a", 9, 4, 6, 5, table=2, suffix=3), answer("b", 9, 9))
+    other = tally(1.0, answer("c", 9, 4, 6, 5, table=4, neural=1))
+    one.reliability.add(Proposal(TokenTree.chain([7]), (0.75,)), Verdict((0,), 1, True, 1))
+    other.reliability.add(Proposal(TokenTree.chain([7]), (0.75,)), Verdict((), 1, False, 1))
+    summary = summarise({"x": {"d": one}, "y": {"d": other}})
+    assert summary["domains"]["x"]["d"]["members"] == {"suffix": 3, "table": 2}
+    whole = summary["arms"]["d"]
+    assert list(whole["members"].items()) == [("neural", 1), ("suffix", 3), ("table", 6)]
+    assert summary["domains"]["x"]["d"]["calibration_error"] == 0.25
+    assert whole["calibration_error"] == 0.25  # .75 expected of two, one of them accepted
+    assert whole["reliability"][7] == {
+        "from": 0.7,
+        "to": 0.8,
+        "count": 2,
+        "confidence": 0.75,
+        "accepted": 0.5,
+    }
+
+
 def test_the_table_has_a_line_for_every_arm_of_every_domain_and_of_all() -> None:
     said = table(summarise({"songs": {"plain": PLAIN, "d": DRAFTED}})).splitlines()
-    assert said[0].split() == ["domain", "arm", "tokens/s", "tau", "alpha", "speed-up", "same"]
-    assert said[1].split() == ["songs", "plain", "10.0", "1.00", "-", "1.00", "1.00"]
-    assert said[2].split() == ["songs", "d", "20.0", "2.50", "0.60", "2.00", "0.50"]
+    head = ["domain", "arm", "tokens/s", "tau", "alpha", "speed-up", "same", "ece"]
+    assert said[0].split() == head
+    assert said[1].split() == ["songs", "plain", "10.0", "1.00", "-", "1.00", "1.00", "-"]
+    assert said[2].split() == ["songs", "d", "20.0", "2.50", "0.60", "2.00", "0.50", "-"]
     assert [line.split()[:2] for line in said[3:]] == [["all", "plain"], ["all", "d"]]
     assert len({len(line) for line in said}) == 1
+
+
+def test_the_table_makes_room_for_long_names() -> None:
+    said = table(summarise({"songs_of_the_sea": {"/drafts/of/the/sea": DRAFTED}})).splitlines()
+    assert len({len(line) for line in said}) == 1
+    assert said[1].split()[:3] == ["songs_of_the_sea", "/drafts/of/the/sea", "20.0"]
 
 
 def test_arms_take_turns_prompt_by_prompt_with_the_same_seed(
@@ -113,3 +156,27 @@ def test_arms_take_turns_prompt_by_prompt_with_the_same_seed(
     assert done == [4, 6, 8]
     assert results["one"]["ngram"].tokens == 4, "warming up is not counted"
     assert results["two"]["ngram"].seconds == 1.0
+
+
+def test_what_a_witness_hears_is_credited_to_the_arm_that_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    witness = Witness()
+
+    def run(verifier: Any, requests: Sequence[GenerationRequest]) -> Run:
+        size = 2 if requests[0].draft else 0
+        witness(Proposal(TokenTree.chain([7] * size), (0.5,) * size), Verdict((), 1, False, 1))
+        return Run([answer("x", 2, 2)], 1.0)
+
+    monkeypatch.setattr(decode, "run_requests", run)
+    results = measure(
+        None,  # type: ignore[arg-type]
+        {"one": [(1,), (2,), (3,)]},
+        {"one": [Arm("plain", None), Arm("d", "d")]},
+        Settings(max_tokens=50, budget=7, temperature=0.0),
+        on_prompt=lambda: None,
+        witness=witness,
+    )
+    assert results["one"]["d"].reliability.report()[5]["count"] == 6, "warming up is not counted"
+    assert results["one"]["d"].reliability.error == 0.5
+    assert results["one"]["plain"].reliability.error is None

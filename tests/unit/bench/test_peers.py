@@ -6,7 +6,21 @@ from pathlib import Path
 import pytest
 
 from bench import peers
-from bench.peers import ASSISTED, GENERATE, LOOKUP, Lap, race, summarise, table, transformers_peers
+from bench.peers import (
+    ASSISTED,
+    GENERATE,
+    LOOKUP,
+    Lap,
+    layers_of,
+    load_assistant,
+    race,
+    summarise,
+    table,
+    transformers_peers,
+)
+from tests.tiny import make_target
+from workers.engine.vocabulary import Vocabulary
+from workers.training.ngram_table import NgramTable
 
 pytestmark = pytest.mark.usefixtures("single_thread")
 
@@ -16,8 +30,15 @@ LAPS = {
 }
 
 
-def test_all_of_transformers_ways_say_the_same(tiny_folder: Path) -> None:
-    decoders = transformers_peers(tiny_folder, "float32", assistant_layers=[0])
+@pytest.mark.parametrize("made_of", ["layers", "draft"])
+def test_all_of_transformers_ways_say_the_same(
+    tiny_folder: Path, stranger_folder: Path, made_of: str
+) -> None:
+    if made_of == "layers":
+        assistant = layers_of(tiny_folder, "float32", [0])
+    else:
+        assistant = load_assistant(stranger_folder, tiny_folder, "float32")
+    decoders = transformers_peers(tiny_folder, "float32", assistant)
     assert list(decoders) == [GENERATE, LOOKUP, ASSISTED]
     prompt = [5, 9, 11, 9, 11, 9]
     texts = [list(decode(prompt, 16)) for decode in decoders.values()]
@@ -25,8 +46,18 @@ def test_all_of_transformers_ways_say_the_same(tiny_folder: Path) -> None:
     assert 0 < len(texts[0]) <= 16
 
 
-def test_without_layers_there_is_no_assistant(tiny_folder: Path) -> None:
-    assert list(transformers_peers(tiny_folder, "float32", ())) == [GENERATE, LOOKUP]
+def test_without_an_assistant_nothing_is_assisted(tiny_folder: Path) -> None:
+    assert list(transformers_peers(tiny_folder, "float32", None)) == [GENERATE, LOOKUP]
+
+
+def test_an_assistant_is_an_lm_draft_for_this_target(tiny_folder: Path, tmp_path: Path) -> None:
+    NgramTable.build([[1, 2]], Vocabulary(5, "x"), {}).save(tmp_path / "table")
+    for folder in (tmp_path / "table", tmp_path / "nothing"):
+        with pytest.raises(ValueError, match=f"^assistant: {folder} holds no lm draft"):
+            load_assistant(folder, tiny_folder, "float32")
+    other = make_target(tmp_path / "other", extra=["word"])
+    with pytest.raises(ValueError, match="^assistant: its vocabulary"):
+        load_assistant(other, tiny_folder, "float32")
 
 
 def test_every_decoder_runs_on_every_prompt_in_turn() -> None:

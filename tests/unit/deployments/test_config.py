@@ -30,7 +30,7 @@ def test_without_a_file_the_shipped_pool_is_served() -> None:
     assert [draft.name for draft in config.pool] == ["code", "math", "en", "zh", "lm"]
     assert config.pool[4].spec() == DraftSpec("lm", "lm", layers=(0, 1, 28, 29))
     assert config.pool[0].spec() == DraftSpec(
-        "code", "ngram", path=str(ROOT / "drafts" / "code"), domain="code"
+        "code", "hybrid", path=str(ROOT / "drafts" / "code"), domain="code"
     )
 
 
@@ -157,7 +157,7 @@ def test_the_serve_file_names_the_builder_and_valid_arguments() -> None:
     OutriderConfig.model_validate(application["args"])
 
 
-def test_ngram_drafts_run_inline_and_lm_drafts_apart_unless_told() -> None:
+def test_lm_drafts_run_apart_and_all_others_inline_unless_told() -> None:
     assert [draft.inline for draft in DEFAULT.pool] == [True, True, True, True, False]
     assert [draft.name for draft in DEFAULT.draft_actors] == ["lm"]
     told = DraftConfig(name="far", kind="ngram", placement="actor")

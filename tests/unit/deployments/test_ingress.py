@@ -82,6 +82,7 @@ async def test_a_chat_answer(world: Any) -> None:
             "steps": 2,
             "drafted": 0,
             "accepted": 3,
+            "members": {},
             "tau": 2.5,
         },
     }

@@ -60,12 +60,12 @@ def test_the_default_fits_two_cores_with_the_router_and_the_ingress() -> None:
 @pytest.mark.parametrize(
     ("target", "cores", "threads"),
     [
-        ({}, 2, Threads(rank=2, lm=1)),
-        ({}, 1, Threads(rank=1, lm=1)),
-        ({}, 16, Threads(rank=16, lm=4)),
-        ({"tensor_parallel": 2}, 16, Threads(rank=8, lm=4)),
-        ({"tensor_parallel": 4}, 2, Threads(rank=1, lm=1)),
-        ({"threads": 3}, 16, Threads(rank=3, lm=4)),
+        ({}, 2, Threads(rank=2, model=1)),
+        ({}, 1, Threads(rank=1, model=1)),
+        ({}, 16, Threads(rank=16, model=4)),
+        ({"tensor_parallel": 2}, 16, Threads(rank=8, model=4)),
+        ({"tensor_parallel": 4}, 2, Threads(rank=1, model=1)),
+        ({"threads": 3}, 16, Threads(rank=3, model=4)),
     ],
 )
 def test_busy_threads_fit_the_cores(target: Any, cores: int, threads: Threads) -> None:
@@ -74,4 +74,4 @@ def test_busy_threads_fit_the_cores(target: Any, cores: int, threads: Threads) -
 
 def test_a_draft_has_the_threads_of_its_kind_or_of_its_host() -> None:
     pool = config().pool
-    assert [Threads(rank=8, lm=4).of(draft) for draft in pool] == [8, 1, 4, 4, 8]
+    assert [Threads(rank=8, model=4).of(draft) for draft in pool] == [8, 1, 4, 4, 8]

@@ -17,10 +17,21 @@ def test_a_member_is_found_by_its_name() -> None:
         assert find_draft(member.name, target=DEFAULT_TARGET) == member.spec()
 
 
-def test_a_kind_is_the_member_for_the_domain_or_the_first_one() -> None:
-    assert find_draft("ngram", target=DEFAULT_TARGET, domain="zh").name == "zh"
-    assert find_draft("ngram", target=DEFAULT_TARGET, domain="law").name == "code"
+def test_a_kind_is_the_draft_for_the_domain_or_the_first_one() -> None:
+    assert find_draft("hybrid", target=DEFAULT_TARGET, domain="zh").name == "zh"
+    assert find_draft("hybrid", target=DEFAULT_TARGET, domain="law").name == "code"
     assert find_draft("lm", target=DEFAULT_TARGET, domain="zh").name == "lm"
+
+
+def test_a_part_of_a_shipped_draft_is_a_draft_by_itself() -> None:
+    chain, table, eagle = (
+        find_draft(kind, target=DEFAULT_TARGET, domain="math")
+        for kind in ("chain", "ngram", "eagle")
+    )
+    assert (chain.name, chain.kind, chain.children) == ("math.chain", "hybrid", 1)
+    assert (table.name, table.kind) == ("math.ngram", "ngram")
+    assert (eagle.name, eagle.kind) == ("math.eagle", "eagle")
+    assert Path(str(table.path)).parent == Path(str(eagle.path)).parent == Path(str(chain.path))
 
 
 def test_for_another_target_ngram_has_no_table_of_foreign_words() -> None:
@@ -29,9 +40,16 @@ def test_for_another_target_ngram_has_no_table_of_foreign_words() -> None:
 
 def test_a_folder_is_the_kind_of_draft_that_lies_in_it(tmp_path: Path) -> None:
     NgramTable.build([[1, 2]], Vocabulary(5, "x"), {}).save(tmp_path / "law")
-    (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "config.json").write_text("{}")
-    law, small = (find_draft(str(tmp_path / n), target=DEFAULT_TARGET) for n in ("law", "small"))
+    for name, config in (("small", "{}"), ("bird", '{"target": {}}'), ("both/eagle", "{}")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(config)
+
+    def found(name: str) -> DraftSpec:
+        return find_draft(str(tmp_path / name), target=DEFAULT_TARGET)
+
+    law, small = found("law"), found("small")
+    assert found("bird") == DraftSpec("bird", "eagle", path=str(tmp_path / "bird"))
+    assert found("both") == DraftSpec("both", "hybrid", path=str(tmp_path / "both"))
     assert law == DraftSpec("law", "ngram", path=str(tmp_path / "law"))
     assert small == DraftSpec("small", "lm", path=str(tmp_path / "small"))
 

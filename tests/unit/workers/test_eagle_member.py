@@ -24,7 +24,7 @@ from workers.draft import DraftUpdate, Features
 from workers.eagle_member import _FIRST_SLOTS, LIKELIEST, EagleMember
 from workers.engine.eagle import EagleModel
 from workers.speculation.tree import SparseLaw
-from workers.tree_growth import Path as Tokens
+from workers.tree_growth import TreePath as Tokens
 
 pytestmark = pytest.mark.usefixtures("single_thread")
 

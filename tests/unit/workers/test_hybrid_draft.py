@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.eagles import (
     LAYERS,
     attentive_eagle,
-    save_hybrid,
+    save_tiny_eagle,
     some_features,
     some_tokens,
     tiny_eagle,
@@ -30,10 +30,11 @@ pytestmark = pytest.mark.usefixtures("single_thread")
 
 TOKENS = (*some_tokens(8), *some_tokens(8)[:5])  # the n-grams have seen this before
 FEATURES = some_features(40)
-# Where both are heard, one alone is believed as well.
+# Where both are heard, one alone is believed as well; n-grams alone are never sure.
 PLAIN = UNCALIBRATED.at(0.0)
+NGRAM = (Pool(bias=-1.0, ngram=0.5),) * (ORDER + 1)
 BOTH = (Pool(bias=2.0, ngram=0.5, neural=0.5),) * (ORDER + 1)
-TRUSTING = Calibration({0.0: Regime(PLAIN.ngram, BOTH, PLAIN.neural)})
+TRUSTING = Calibration({0.0: Regime(NGRAM, BOTH, PLAIN.neural)})
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +159,7 @@ def test_with_one_child_a_node_the_tree_is_a_chain(model: EagleModel, ngram: boo
 
 
 def test_while_hidden_states_are_missing_the_n_grams_guess_alone(model: EagleModel) -> None:
-    draft, plain = hybrid(model), HybridDraft("n", NgramMember(None), None)
+    draft, plain = hybrid(model), HybridDraft("n", NgramMember(None), None, TRUSTING)
     tell(plain, features=None)
     tell(draft, features=None)
     alone = proposed(draft)
@@ -212,9 +213,12 @@ def test_a_request_is_served_by_the_regime_of_its_temperature(model: EagleModel)
 
 @pytest.fixture
 def folder(tiny_folder: Path, tmp_path: Path) -> Path:
-    """A hybrid as it is made."""
-    table = NgramTable.build([[1, 2, 3]], vocabulary_of(tiny_folder), {})
-    return save_hybrid(tiny_eagle(tiny_folder), table, tmp_path, tiny_folder)
+    """A hybrid as it is made: a folder for each member, each with a calibration of its own."""
+    save_tiny_eagle(tiny_eagle(tiny_folder), tmp_path / "eagle", tiny_folder)
+    NgramTable.build([[1, 2, 3]], vocabulary_of(tiny_folder), {}).save(tmp_path / "ngram")
+    TRUSTING.save(tmp_path)
+    UNCALIBRATED.save(tmp_path / "eagle")
+    return tmp_path
 
 
 def load(kind: DraftKind, path: Path, target: Path, **fields: int) -> HybridDraft:

@@ -17,16 +17,16 @@ from workers.tree_growth import (
     LEAST_CONFIDENCE,
     NEURAL,
     ROUND_NODES,
-    ROUND_REACH,
+    ROUND_WORTH,
     SUFFIX,
     TABLE,
     GrowingTree,
-    Path,
+    TreePath,
 )
 
 NEGLIGIBLE = 0.005
 PLAIN = UNCALIBRATED.at(0.0)
-Laws = Mapping[Path, Mapping[int, float]]
+Laws = Mapping[TreePath, Mapping[int, float]]
 
 
 @dataclass
@@ -66,17 +66,17 @@ class Setting:
         return tree.proposal()
 
 
-def paths_of(proposal: Proposal) -> list[Path]:
+def paths_of(proposal: Proposal) -> list[TreePath]:
     tree = proposal.tree
     return [tuple(tree.tokens[step] for step in tree.path(node)) for node in range(len(tree))]
 
 
-def every_path(setting: Setting) -> dict[Path, tuple[float, str]]:
+def every_path(setting: Setting) -> dict[TreePath, tuple[float, str]]:
     """Confidence of each path that is worth a row, and who guessed its last token."""
     ngrams = setting.ngrams()
-    found: dict[Path, tuple[float, str]] = {}
+    found: dict[TreePath, tuple[float, str]] = {}
 
-    def search(path: Path, reached: float) -> None:
+    def search(path: TreePath, reached: float) -> None:
         for token, (probability, member) in guesses(setting, ngrams, path).items():
             if reached * probability >= LEAST_CONFIDENCE:
                 found[*path, token] = reached * probability, member
@@ -89,7 +89,7 @@ def every_path(setting: Setting) -> dict[Path, tuple[float, str]]:
 
 
 def guesses(
-    setting: Setting, ngrams: NgramMember | None, path: Path
+    setting: Setting, ngrams: NgramMember | None, path: TreePath
 ) -> dict[int, tuple[float, str]]:
     """The likeliest tokens after a path, as many as a node may have children."""
     heard = setting.laws.get(path)
@@ -164,26 +164,33 @@ def test_a_tree_holds_the_likeliest_paths_of_all(setting: Setting) -> None:
 
 @given(SETTINGS)
 @settings(max_examples=150)
-def test_the_neural_member_is_asked_about_the_likeliest_nodes_it_can_answer(
-    setting: Setting,
-) -> None:
+def test_the_neural_member_is_asked_where_the_walk_is_likeliest_to_end(setting: Setting) -> None:
     tree = setting.tree()
     tree.grow()
     proposal = tree.proposal()
     reached = dict(zip(paths_of(proposal), proposal.confidence, strict=True))
-    can = {
-        path: confidence
-        for path, confidence in reached.items()
-        if path[:-1] in setting.laws and path not in setting.laws and len(path) < setting.depth
+    worth = {
+        path: confidence * missed(setting, path)
+        for path, confidence in ({(): 1.0} | reached).items()
+        if path not in setting.laws
+        and (not path or path[:-1] in setting.laws)
+        and len(path) < setting.depth
+        and setting.budget
     }
-    likeliest = sorted(can.values(), reverse=True)[:ROUND_NODES]
+    best = sorted(worth.values(), reverse=True)[:ROUND_NODES]
     asked = tree.questions()
-    if sum(likeliest) < ROUND_REACH:
+    if sum(best) < ROUND_WORTH - 1e-9:
         assert asked == []
-    else:
-        assert [can[path] for path in asked] == pytest.approx(likeliest)
+    elif sum(best) > ROUND_WORTH + 1e-9:
+        assert [worth[path] for path in asked] == pytest.approx(best)
         assert len(set(asked)) == len(asked)
     assert setting.tree(neural=False).questions() == []
+
+
+def missed(setting: Setting, path: TreePath) -> float:
+    """Probability that none of the guesses after a path is right."""
+    found = guesses(setting, setting.ngrams(), path)
+    return max(0.0, 1.0 - sum(confidence for confidence, _ in found.values()))
 
 
 @given(SETTINGS, st.dictionaries(TOKEN, st.floats(0.01, 0.9), min_size=1), st.data())
@@ -203,7 +210,7 @@ def test_what_is_heard_while_it_grows_counts_as_if_it_was_known_before(
 # -- examples --------------------------------------------------------------------------------------
 
 
-def children_of(proposal: Proposal, path: Path) -> dict[int, str]:
+def children_of(proposal: Proposal, path: TreePath) -> dict[int, str]:
     """Its children, and who guessed them."""
     guessed = zip(paths_of(proposal), proposal.members, strict=True)
     return {below[-1]: member for below, member in guessed if below[:-1] == path}
@@ -264,15 +271,27 @@ def test_children_1_makes_chains() -> None:
     ("law", "asked"),
     [
         ({5: 0.9, 6: 0.05}, [(5,), (6,)]),
-        ({5: ROUND_REACH / 2 + 0.01, 6: ROUND_REACH / 2}, [(5,), (6,)]),
-        ({5: ROUND_REACH / 2 - 0.01, 6: ROUND_REACH / 2}, []),
+        ({5: ROUND_WORTH / 2 + 0.01, 6: ROUND_WORTH / 2}, [(5,), (6,)]),
+        ({5: ROUND_WORTH - 0.01}, []),
         ({token: 0.12 for token in range(5, 5 + ROUND_NODES + 2)}, [(t,) for t in range(5, 11)]),
     ],
 )
-def test_a_round_of_questions_must_pay(law: dict[int, float], asked: list[Path]) -> None:
+def test_a_round_of_questions_must_pay(law: dict[int, float], asked: list[TreePath]) -> None:
     tree = Setting(table=None, laws={(): law}, children=99).tree()
     tree.grow()
     assert tree.questions() == asked
+
+
+def test_where_the_ngrams_are_sure_nobody_else_is_asked() -> None:
+    certain = Regime(ngram=(Pool(bias=9.0),) * (ORDER + 1), both=PLAIN.both, neural=PLAIN.neural)
+    tree = Setting(tokens=(1, 2, 1), regime=certain).tree()
+    tree.grow()
+    assert tree.questions() == []
+    unsure = Setting(tokens=(1, 2, 3)).tree()
+    unsure.grow()
+    assert unsure.questions() == [()]
+    unsure.lose_neural()
+    assert unsure.questions() == []
 
 
 def test_answers_lead_to_questions_about_their_children() -> None:

@@ -1,19 +1,34 @@
-"""generate, bench decode and prepare-draft from end to end, on a tiny target."""
+"""generate and bench from end to end, on a tiny target."""
 
 import json
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import deployments.config
+import deployments.pool
+from bench import llama_peers
 from deployments.cli import main
-from deployments.commands import prepare_draft
-from deployments.prompt_file import PromptFile
-from tests.tiny import CONTEXT, make_target
+from deployments.commands import bench
+from deployments.config import DOMAINS
+from deployments.prompt_file import chat_ids, read_prompts
+from tests.tiny import make_target
+from workers.calibration import UNCALIBRATED
+from workers.completion import run_requests
+from workers.engine.eagle import EagleConfig, new_eagle, save_eagle
+from workers.engine.model_store import DEFAULT_TARGET
+from workers.engine.sampling import SamplingParams
 from workers.engine.vocabulary import vocabulary_of
+from workers.engine.weights import identity_of
 from workers.request import GenerationRequest
+from workers.scheduler import Limits
+from workers.target import TargetSpec, load_target
 from workers.training.ngram_table import NgramTable
+from workers.verifier import build_verifier
 
 pytestmark = pytest.mark.usefixtures("single_thread")
 
@@ -69,7 +84,7 @@ def test_the_text_is_the_targets_with_any_draft(
         facts = generated("--draft", draft, "--budget", "6")
         assert facts["text"] == plain["text"]
         assert facts["tokens"] == plain["tokens"]
-        assert facts["draft"] == draft
+        assert facts["draft"] == Path(draft).name
         assert facts["tau"] == pytest.approx(len(facts["tokens"]) / facts["steps"])
     own = generated("--draft", str(tiny_folder), "--budget", "6")
     assert own["alpha"] == 1.0
@@ -125,31 +140,103 @@ def test_options_that_cannot_be_used_are_named(
     assert message in failed([*arguments, "--max-tokens", "4", *options])
 
 
-# -- prepare-draft, and what it made in bench decode -----------------------------------------------
+# -- bench -----------------------------------------------------------------------------------------
 
 
-def test_a_prepared_draft_is_measured_against_plain_decoding(
+def greedy_texts(target: Path, prompts: Path) -> list[list[int]]:
+    """What a target says to a file of prompts, each prompt included."""
+    loaded = load_target(TargetSpec(str(target), dtype="float32", kv_tokens=256, threads=1))
+    greedy = SamplingParams(seed=0, temperature=0.0)
+    requests = [
+        GenerationRequest(prompt, chat_ids(loaded.tokenizer, prompt), 40, greedy)
+        for prompt in read_prompts(prompts).prompts
+    ]
+    run = run_requests(build_verifier(loaded, {}, Limits(max_running=1)), requests)
+    return [[*done.request.prompt, *done.tokens] for done in run.completions]
+
+
+@pytest.fixture
+def shipped(
+    tiny_folder: Path, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts for the tiny target where those for the default target are looked for. The math
+    draft's table knows the target's answers.
+    """
+    folder, unknown = tmp_path / "drafts", [[5, 9, 11]]
+    for domain in DOMAINS:
+        texts = greedy_texts(tiny_folder, prompts) if domain == "math" else unknown
+        make_hybrid(folder / domain, tiny_folder, texts)
+    for module in (deployments.config, deployments.pool):
+        monkeypatch.setattr(module, "SHIPPED_DRAFTS", folder)
+
+
+def make_hybrid(folder: Path, target: Path, texts: Sequence[Sequence[int]]) -> None:
+    """A draft whose neural member is untrained."""
+    vocabulary = vocabulary_of(target)
+    NgramTable.build(texts, vocabulary, {}).save(folder / "ngram")
+    config = EagleConfig(32, 32, 4, 2, 8, 1e-6, 1e4, 64, feature_layers=(1, 2))
+    model = new_eagle(target, config, torch.arange(64), torch.Generator().manual_seed(0))
+    save_eagle(model, folder / "eagle", identity_of(target, "tiny"), vocabulary.size)
+    for place in (folder, folder / "eagle"):
+        UNCALIBRATED.save(place)
+
+
+def test_bench_decode_measures_every_arm_and_every_shipped_draft(
+    shipped: None,
+    tiny_folder: Path,
+    tmp_path: Path,
+    prompts: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = [prompts.rename(prompts.with_name("math.jsonl")), tmp_path / "songs.jsonl"]
+    files[1].write_bytes(files[0].read_bytes())
+    outs = {name: tmp_path / f"out.{name}" for name in ("json", "report", "plot")}
+    arguments = ["bench", "decode", "--matrix", "--target", str(tiny_folder), *TINY]
+    arguments += [part for file in files for part in ("--prompts", str(file))]
+    arguments += [part for name, out in outs.items() for part in (f"--{name}", str(out))]
+    assert main([*arguments, "--limit", "2", "--max-tokens", "20"]) == 0
+
+    summary = json.loads(outs["json"].read_text())
+    assert list(summary["temperatures"]) == ["0.0", "0.8"]
+    for found in summary["temperatures"].values():
+        assert list(found["arms"]) == ["plain", "chain", "ngram", "eagle", "hybrid"]
+        assert all(row["exact_match"] == 1 for row in found["arms"].values())
+        assert {tuple(own) for own in found["matrix"].values()} == {DOMAINS}
+        hybrid = found["domains"]["math"]["hybrid"]
+        assert found["matrix"]["math"]["math"]["tau"] == hybrid["tau"], "decoded once"
+        assert found["matrix"]["songs"]["code"]["tau"] == found["domains"]["songs"]["hybrid"]["tau"]
+        assert 0 <= hybrid["calibration_error"] <= 1
+        assert sum(row["count"] for row in hybrid["reliability"]) > 0
+        assert found["arms"]["plain"]["calibration_error"] is None
+    greedy = summary["temperatures"]["0.0"]
+    assert greedy["matrix"]["math"]["math"]["tau"] > 1.3, "it has seen these very answers"
+    assert greedy["matrix"]["songs"]["math"]["tau"] > 1.3 > greedy["matrix"]["math"]["zh"]["tau"]
+    assert greedy["arms"]["hybrid"]["members"]["table"] > 0
+    assert set(greedy["arms"]["eagle"]["members"]) <= {"neural"}
+    settings = summary["run"]["settings"]
+    assert (settings["dtype"], settings["prompts"]) == ("float32", {"math": 2, "songs": 2})
+
+    said = capsys.readouterr().out
+    assert said.count("tau (speed-up)") == 2
+    assert said.startswith("temperature 0.0\n")
+    assert "## Temperature 0.8" in outs["report"].read_text()
+    assert outs["plot"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_decode_compares_with_plain_decoding(
     tiny_folder: Path, tmp_path: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, numbers = tmp_path / "songs", tmp_path / "numbers.json"
-    common = ["--prompts", str(prompts), "--target", str(tiny_folder), *TINY]
-    arguments = ["prepare-draft", "--domain", "songs", "--out", str(out), "--tokens", "200"]
-    assert main([*arguments, "--max-tokens", "30", "--temperatures", "0,0.5", *common]) == 0
-    table = NgramTable.load(out)
-    assert table.vocabulary == vocabulary_of(tiny_folder)
-    card = table.card
-    assert (card["domain"], card["prompts"]) == ("songs", "songs.jsonl")
-    assert card["tokens"] >= 200
-    assert f"{out}: {card['tokens']:,} tokens of {card['answers']:,} answers" in (
-        capsys.readouterr().out
-    )
-
-    arms = f"plain,{out}"
-    arguments = ["bench", "decode", "--arms", arms, "--limit", "2", "--max-tokens", "25"]
-    assert main([*arguments, "--json", str(numbers), *common]) == 0
+    texts = greedy_texts(tiny_folder, prompts)
+    NgramTable.build(texts, vocabulary_of(tiny_folder), {}).save(out)
+    arguments = ["bench", "decode", "--arms", f"plain,{out}", "--temperatures", "0"]
+    arguments += ["--prompts", str(prompts), "--target", str(tiny_folder), *TINY]
+    assert main([*arguments, "--limit", "2", "--max-tokens", "25", "--json", str(numbers)]) == 0
     summary = json.loads(numbers.read_text())
-    assert summary["arms"] == summary["domains"]["songs"]
-    plain, drafted = summary["arms"]["plain"], summary["arms"][str(out)]
+    [found] = summary["temperatures"].values()
+    assert "matrix" not in found
+    assert found["arms"] == found["domains"]["songs"]
+    plain, drafted = found["arms"]["plain"], found["arms"][str(out)]
     assert (plain["tau"], plain["alpha"], plain["speedup"], plain["exact_match"]) == (1, None, 1, 1)
     assert drafted["exact_match"] == 1
     assert drafted["tau"] > 1.3, "it has seen these very answers"
@@ -160,42 +247,6 @@ def test_a_prepared_draft_is_measured_against_plain_decoding(
     assert "songs" in capsys.readouterr().out
 
 
-def requests_of(
-    tiny_folder: Path, prompts: Sequence[str], temperatures: Sequence[float], number: int
-) -> list[GenerationRequest]:
-    from argparse import Namespace
-
-    from workers.target import TargetSpec, load_target
-
-    target = load_target(TargetSpec(str(tiny_folder), dtype="float32", kv_tokens=64, threads=1))
-    args = Namespace(seed=5, temperatures=temperatures, max_tokens=30)
-    requests = prepare_draft._requests(target, PromptFile("d", tuple(prompts)), args)
-    return [next(requests) for _ in range(number)]
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_temperatures_take_turns_over_the_prompts_and_over_the_rounds(
-    tiny_folder: Path, size: int
-) -> None:
-    made = requests_of(tiny_folder, "abc"[:size], [0, 0.8], 2 * size)
-    rounds = [made[:size], made[size:]]
-    assert [{request.sampling.temperature for request in one} for one in rounds] == [{0, 0.8}] * 2
-    seen = {(request.prompt, request.sampling.temperature) for request in made}
-    assert len(seen) == 2 * size, "every prompt is answered at every temperature"
-    assert len({request.sampling.seed for request in made}) == len(made)
-    assert len({request.id for request in made}) == len(made)
-
-
-def test_prompts_that_leave_little_room_get_short_answers_and_others_are_left_out(
-    tiny_folder: Path,
-) -> None:
-    # A prompt of n letters is n + 3 tokens: user, letters, end, assistant.
-    made = requests_of(tiny_folder, ["y" * (CONTEXT - 10), "z" * CONTEXT], [0], 2)
-    assert [len(request.prompt) + request.max_tokens for request in made] == [CONTEXT, CONTEXT]
-    with pytest.raises(ValueError, match="^prompts: none leaves room for an answer in 160 tokens"):
-        requests_of(tiny_folder, ["z" * CONTEXT], [0], 1)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -203,6 +254,11 @@ def test_prompts_that_leave_little_room_get_short_answers_and_others_are_left_ou
         (["--arms", "plain,plain"], "arms: two are called 'plain'"),
         (["--arms", "plain,nobody"], "use 'plain' for plain decoding"),
         (["--json", "/no/such/folder/x.json"], "json: there is no folder /no/such/folder"),
+        (["--report", "/no/such/folder/x.md"], "report: there is no folder /no/such/folder"),
+        (["--plot", "/no/such/folder/x.png"], "plot: there is no folder /no/such/folder"),
+        (["--temperatures", "0,-1"], "--temperatures: -1.0 is not 0 or more"),
+        (["--temperatures", "nan"], "--temperatures: nan is not 0 or more"),
+        (["--temperatures", "0.5,0,0.50"], "--temperatures: 0.5,0,0.50 names one twice"),
         (["--prompts", "/no/such/file"], "prompts: there is no file /no/such/file"),
         (["--max-tokens", "0"], "--max-tokens: 0 is not 1 or more"),
     ],
@@ -220,21 +276,50 @@ def test_what_bench_cannot_measure_is_named(
 
 
 def test_bench_peers_says_the_same_text_as_transformers(
-    tiny_folder: Path, tmp_path: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+    tiny_folder: Path,
+    stranger_folder: Path,
+    tmp_path: Path,
+    prompts: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out = tmp_path / "peers.json"
+    out, report = tmp_path / "peers.json", tmp_path / "peers.md"
     arguments = ["--prompts", str(prompts), "--target", str(tiny_folder), "--json", str(out), *TINY]
+    arguments += ["--arms", "plain,ngram", "--report", str(report)]
     assert main(["bench", "peers", *arguments, "--max-tokens", "12"]) == 0
-    said = capsys.readouterr().out
+    captured = capsys.readouterr()
     found = json.loads(out.read_text())
     decoders = found["domains"]["songs"]
     assert list(decoders) == ["transformers", "transformers lookup", "plain", "ngram"]
     for name, row in decoders.items():
-        assert f"| {name} | {row['tokens_per_second']:.1f} |" in said
+        for said in (captured.out, report.read_text()):
+            assert f"| {name} | {row['tokens_per_second']:.1f} |" in said
         assert row["exact_match"] == 1
         assert row["tokens_per_second"] > 0
     assert decoders["transformers"]["speedup"] == 1
     assert {"command", "revision", "machine"} <= found["run"].keys()
+    assert "llama.cpp is left out: it reads GGUF files" in captured.err
+
+    arguments += ["--assistant", str(stranger_folder), "--limit", "1"]
+    assert main(["bench", "peers", *arguments, "--max-tokens", "4"]) == 0
+    decoders = json.loads(out.read_text())["domains"]["songs"]
+    assert decoders["transformers assisted"]["exact_match"] == 1
+
+
+def test_bench_peers_refuses_what_is_no_assistant(
+    tiny_folder: Path, tmp_path: Path, prompts: Path, failed: Callable[[Sequence[str]], str]
+) -> None:
+    arguments = ["bench", "peers", "--prompts", str(prompts), "--target", str(tiny_folder), *TINY]
+    said = failed([*arguments, "--arms", "plain", "--assistant", str(tmp_path)])
+    assert f"assistant: {tmp_path} holds no lm draft" in said
+
+
+def test_bench_peers_says_how_llama_cpp_is_had(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(llama_peers, "installed", lambda: False)
+    assert bench._llama(Namespace(target=DEFAULT_TARGET), {}, frozenset()) == {}
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("llama.cpp is left out: `pip install 'outrider[llama]'`")
 
 
 def test_bench_refuses_names_under_which_numbers_would_be_mixed_up(

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 
 from cache.kv_pool import KVPool
 from tests.tiny import make_target, tiny_config
+from workers.engine import passes
 from workers.engine.model import load_model
 from workers.engine.pack import Pack, Segment, chain_parents
 from workers.engine.runner import Runner
@@ -254,6 +255,7 @@ def test_without_feature_layers_there_are_none(deep: Path) -> None:
 def test_a_failed_pass_leaves_no_hidden_states_to_the_next(
     deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(passes, "can_fuse", lambda model: False)  # that one keeps nothing at all
     engine = tapped(deep, 1, 2)
     pack = Pack((engine.segment(0, [5, 6, 7], chain_parents(3), [2]),))
     expected = engine.runner.forward(pack).features

@@ -1,0 +1,309 @@
+"""prepare-draft from end to end, on a tiny target: every kind, interrupted runs, and refusals."""
+
+import errno
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments import draft_maker
+from deployments.cli import main
+from deployments.draft_maker import MakerOptions, _planned, _Prompts, _request
+from tests.tiny import CONTEXT, make_target
+from workers.calibration import CALIBRATION
+from workers.target import TargetSpec
+from workers.training import teacher
+from workers.training.distil import Trainer
+from workers.training.ngram_table import TOKENS
+
+pytestmark = pytest.mark.usefixtures("single_thread")
+
+WORDS = [
+    "the",
+    "king",
+    "sang",
+    "on",
+    "and",
+    "another",
+    "thing",
+    "was",
+    "bright",
+    "while",
+    "a",
+    "river",
+]
+MEASURED = 20
+QUICK = ("--tokens", "300", "--steps", "6", "--max-tokens", "16", "--vocab", "90")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "songs.jsonl"
+    lines = [f"{one} {other}" for one, other in zip(WORDS, WORDS[1:], strict=False)]
+    path.write_text("\n".join(json.dumps({"prompt": line}) for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def prepare(
+    tiny_folder: Path, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., int]:
+    """Run the command into tmp_path / "draft"; its exit status."""
+    monkeypatch.setattr(draft_maker, "MEASURED_TOKENS", MEASURED)
+
+    def run(kind: str, *options: str, out: str = "draft") -> int:
+        arguments = ["prepare-draft", "--kind", kind, "--domain", "songs"]
+        arguments += ["--prompts", str(prompts), "--out", str(tmp_path / out)]
+        arguments += ["--target", str(tiny_folder), "--dtype", "float32", "--threads", "1"]
+        arguments += ["--measure-limit", "2", "--device", "cpu"]
+        return main([*arguments, *QUICK, *options])
+
+    return run
+
+
+def files_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+CARD = {"README.md", "card.json", "held_out.jsonl"}
+NGRAM = {"config.json", TOKENS, CALIBRATION}
+EAGLE = {"config.json", "model.safetensors", CALIBRATION}
+
+
+@pytest.mark.parametrize(
+    ("kind", "files"),
+    [
+        ("ngram", NGRAM),
+        ("eagle", EAGLE),
+        ("hybrid", {CALIBRATION, *(f"ngram/{n}" for n in NGRAM), *(f"eagle/{n}" for n in EAGLE)}),
+        ("lm", {"config.json", "model.safetensors", "tokenizer.json"}),
+    ],
+)
+def test_every_kind_is_made_measured_and_described(
+    prepare: Callable[..., int],
+    tiny_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    files: set[str],
+) -> None:
+    assert prepare(kind, "--source", "old songs (public domain)") == 0
+    draft = tmp_path / "draft"
+    assert files | CARD <= files_of(draft)
+    assert not (tmp_path / "draft.work").exists()
+    card = json.loads((draft / "card.json").read_text())
+    assert (card["kind"], card["domain"]) == (kind, "songs")
+    assert card["prompts"] == "old songs (public domain)"
+    assert card["tokens"] + card["held_out_tokens"] >= 300
+    readme = (draft / "README.md").read_text()
+    said = capsys.readouterr().out
+    for temperature in ("0.0", "0.8"):
+        tau = card["measured"][temperature][kind]["tau"]
+        assert f"| {temperature} | {kind} | {tau:.2f} |" in readme
+        assert f"temperature {temperature}, {kind}: tau {tau:.2f}" in said
+    assert tau == pytest.approx(measured_again(tiny_folder, draft, tmp_path), abs=0.001)
+
+
+def measured_again(target: Path, draft: Path, tmp_path: Path) -> float:
+    """By bench decode, at temperature .8, on the prompts that the maker kept."""
+    out = tmp_path / "again.json"
+    arguments = ["bench", "decode", "--prompts", str(draft / "held_out.jsonl"), "--budget", "32"]
+    arguments += ["--arms", str(draft), "--temperatures", "0.8", "--json", str(out)]
+    arguments += ["--max-tokens", str(MEASURED)]
+    assert main([*arguments, "--target", str(target), "--dtype", "float32", "--threads", "1"]) == 0
+    found = json.loads(out.read_text())["temperatures"]["0.8"]["arms"]
+    tau: float = found[str(draft)]["tau"]
+    return tau
+
+
+def test_the_same_seed_gives_the_same_draft_and_another_seed_another(
+    prepare: Callable[..., int], tmp_path: Path
+) -> None:
+    for out, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        assert prepare("eagle", "--seed", seed, out=out) == 0
+    a, b, c = ((tmp_path / out / "model.safetensors").read_bytes() for out in "abc")
+    assert a == b
+    assert a != c
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stage", ["answering", "teaching", "training", "measuring"])
+def test_an_interrupted_run_goes_on_to_the_same_draft(
+    prepare: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    assert prepare("hybrid", out="whole") == 0
+    with monkeypatch.context() as patch:
+        interrupt(patch, stage)
+        with pytest.raises(Interrupted):
+            prepare("hybrid")
+    assert not (tmp_path / "draft").exists()
+    assert prepare("hybrid", "--resume") == 0
+    for name in ("eagle/model.safetensors", f"ngram/{TOKENS}", CALIBRATION):
+        whole, resumed = ((tmp_path / out / name).read_bytes() for out in ("whole", "draft"))
+        assert whole == resumed, name
+
+
+def interrupt(patch: pytest.MonkeyPatch, stage: str) -> None:
+    """Have a stage fail in its middle."""
+    if stage == "answering":
+        add = draft_maker.Corpus.add
+
+        def stopping(corpus: draft_maker.Corpus, answer: Any) -> None:
+            if len(corpus.answers) == 9:
+                raise Interrupted
+            add(corpus, answer)
+
+        patch.setattr(draft_maker.Corpus, "add", stopping)
+    elif stage == "teaching":
+        patch.setattr(teacher, "_save", raising(Interrupted()))
+    elif stage == "training":
+        learn = Trainer._learn
+
+        def learning(trainer: Trainer, texts: Any) -> float:
+            if trainer.step == 3:
+                trainer._save()
+                raise Interrupted
+            return learn(trainer, texts)
+
+        patch.setattr(Trainer, "_learn", learning)
+    else:
+        patch.setattr(draft_maker, "measure", raising(Interrupted()))
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def test_what_would_mix_up_two_runs_is_refused(
+    prepare: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt(patch, "teaching")
+        with pytest.raises(Interrupted):
+            prepare("eagle")
+    assert prepare("eagle") == 2
+    assert "holds a run that was interrupted; go on with --resume" in capsys.readouterr().err
+    assert prepare("eagle", "--resume", "--seed", "5") == 2
+    assert "--resume: the interrupted run has seed 0, not 5" in capsys.readouterr().err
+    other = make_target(tmp_path / "other", seed=3)
+    assert prepare("eagle", "--resume", "--target", str(other)) == 2
+    assert "--resume: the interrupted run has target" in capsys.readouterr().err
+    assert prepare("eagle", "--resume") == 0
+    assert prepare("eagle") == 2
+    assert "draft exists; delete it or name another folder" in capsys.readouterr().err
+
+
+def test_a_full_disk_says_how_to_go_on(
+    prepare: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr(draft_maker.Corpus, "add", raising(full))
+        assert prepare("ngram") == 2
+    assert "make room and go on with --resume" in capsys.readouterr().err
+    assert prepare("ngram", "--resume") == 0
+
+
+def test_minutes_bound_answers_and_training(prepare: Callable[..., int], tmp_path: Path) -> None:
+    arguments = ("--minutes", "0.1", "--tokens", "1000000")
+    assert prepare("eagle", *arguments, "--steps", "2") == 0
+    card = json.loads((tmp_path / "draft" / "card.json").read_text())
+    assert 0 < card["tokens"] < 1_000_000
+    assert card["steps"] == 2
+
+
+def test_prompts_may_be_measured_on_that_are_not_learned_from(
+    prepare: Callable[..., int], prompts: Path, tmp_path: Path
+) -> None:
+    assert prepare("ngram", "--measure-on", str(prompts)) == 0
+    assert "held_out.jsonl" not in files_of(tmp_path / "draft")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--minutes", "0"], "--minutes: 0 is not more than 0"),
+        (["--prompts", "/no/such/file"], "prompts: there is no file /no/such/file"),
+        (["--kind", "parrot"], "--kind: invalid choice: 'parrot'"),
+        (["--kind", "lm", "--layers", "7"], "layers: the model has layers 0 to 1, not [7]"),
+        (["--temperatures", "-1"], "temperature: -1"),
+    ],
+    ids=lambda value: value[0].strip("-") if isinstance(value, list) else "",
+)
+def test_options_that_cannot_be_used_are_named(
+    prepare: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    options: Sequence[str],
+    message: str,
+) -> None:
+    try:
+        assert prepare("ngram", *options) == 2
+    except SystemExit as exit_:
+        assert exit_.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_too_few_prompts_are_refused(
+    prepare: Callable[..., int], prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps({"prompt": text}) for text in [*"abcd", "z" * CONTEXT, "a"]]
+    prompts.write_text("\n".join(lines))
+    assert prepare("ngram") == 2
+    assert "prompts: 4 different ones fit in 159 tokens; a draft needs at least 8" in (
+        capsys.readouterr().err
+    )
+
+
+def options_for(temperatures: tuple[float, ...]) -> MakerOptions:
+    return MakerOptions(
+        target=TargetSpec("t"),
+        kind="ngram",
+        domain="d",
+        out=Path("out"),
+        prompts=(),
+        measured=None,
+        measured_limit=1,
+        source="",
+        tokens=1,
+        steps=None,
+        minutes=None,
+        vocab=1,
+        layers=(),
+        max_tokens=30,
+        temperatures=temperatures,
+        together=1,
+        seed=5,
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_temperatures_take_turns_over_the_prompts_and_over_the_rounds(size: int) -> None:
+    prompts = _Prompts([(n,) for n in range(size)], [(9,)], [])
+    planned = _planned(prompts, options_for((0.0, 0.8)))
+    held_out = [next(planned) for _ in range(2)]
+    assert [(a.held_out, a.prompt, a.temperature) for a in held_out] == [
+        (True, (9,), 0.0),
+        (True, (9,), 0.8),
+    ]
+    made = [next(planned) for _ in range(2 * size)]
+    for one in (made[:size], made[size:]):
+        assert {answer.temperature for answer in one} == {0.0, 0.8}
+    seen = {(answer.prompt, answer.temperature) for answer in made}
+    assert len(seen) == 2 * size, "every prompt is answered at every temperature"
+    requests = [_request(answer, options_for((0.0, 0.8)), 20) for answer in [*held_out, *made]]
+    assert len({request.sampling.seed for request in requests}) == len(requests)
+    assert len({request.id for request in requests}) == len(requests)
+    assert {request.max_tokens for request in requests} == {19}, "what the context has room for"
