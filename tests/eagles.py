@@ -9,10 +9,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.tiny import make_target
+from workers.calibration import UNCALIBRATED
 from workers.engine.eagle import EagleConfig, EagleModel, new_eagle, save_eagle
 from workers.engine.weights import Weights, identity_of
 from workers.training.batch import collate
 from workers.training.eagle_student import unroll
+from workers.training.ngram_table import NgramTable
 from workers.training.teacher import TeacherText
 
 LAYERS = (1, 2)
@@ -52,6 +54,15 @@ def tiny_eagle(
 
 def save_tiny_eagle(model: EagleModel, folder: Path, target: Path) -> Path:
     save_eagle(model, folder, identity_of(target, "tiny"), len(Weights(target).head()))
+    return folder
+
+
+def save_hybrid(model: EagleModel, table: NgramTable, folder: Path, target: Path) -> Path:
+    """As it is made: a folder for each member, and calibrations."""
+    table.save(folder / "ngram")
+    save_tiny_eagle(model, folder / "eagle", target)
+    for own in (folder, folder / "eagle"):
+        UNCALIBRATED.save(own)
     return folder
 
 

@@ -143,7 +143,8 @@ class Verifier:
         known = len(sequence.tokens)
         if not turn.decodes:
             self._target.commit(sequence.number, tuple(own))
-            self._tell_draft(turn, known, (), states)
+            # A copy: as a part of the pass's states they would be sent with all of them.
+            self._tell_draft(turn, known, (), states.clone())
             return
         verdict = verify(
             proposal, rows, sequence.request.sampling, sequence.history, position=known

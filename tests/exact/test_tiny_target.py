@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from tests.eagles import LAYERS, save_hybrid, tiny_eagle
 from tests.tiny import CONTEXT, make_target, one_thread
 from workers.completion import Completion, run_requests
 from workers.draft import DraftSpec, InlineDraft, load_draft
@@ -45,7 +46,7 @@ SETTINGS = (
     SamplingParams(seed=7, temperature=1.2, top_k=5),
     SamplingParams(seed=8, temperature=0.8, min_p=0.2),
 )
-DRAFTS = ("table", "own", "shallow", "stranger", "short")
+DRAFTS = ("table", "own", "shallow", "stranger", "short", "eagle", "hybrid")
 BUDGETS = (1, 6, 24)
 
 
@@ -85,12 +86,16 @@ def world(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     root = tmp_path_factory.mktemp("drafts")
     with one_thread():
         target = load_target(
-            TargetSpec(str(tiny_folder), dtype="float32", kv_tokens=8192, threads=1)
+            TargetSpec(
+                str(tiny_folder), dtype="float32", kv_tokens=8192, threads=1, feature_layers=LAYERS
+            )
         )
         plain = build_verifier(target, {}, Limits())
         said = run_requests(plain, [ask(target, n, SETTINGS[0]) for n in range(len(PROMPTS))])
         texts = [[*done.request.prompt, *done.tokens] for done in said.completions]
-        NgramTable.build(texts, vocabulary_of(tiny_folder), {}).save(root / "table")
+        table = NgramTable.build(texts, vocabulary_of(tiny_folder), {})
+        table.save(root / "table")
+        save_hybrid(tiny_eagle(tiny_folder), table, root / "hybrid", tiny_folder)
         specs = (
             DraftSpec("table", "ngram", path=str(root / "table")),
             DraftSpec("own", "lm", path=str(tiny_folder)),
@@ -101,10 +106,12 @@ def world(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
                 "lm",
                 path=str(make_target(root / "short", seed=0, max_position_embeddings=32)),
             ),
+            DraftSpec("eagle", "eagle", path=str(root / "hybrid" / "eagle")),
+            DraftSpec("hybrid", "hybrid", path=str(root / "hybrid")),
         )
         drafts = {spec.name: InlineDraft(load_draft(spec, tiny_folder)) for spec in specs}
         limits = Limits(max_running=16, prefill_tokens=24)
-        yield World(tiny_folder, target, build_verifier(target, drafts, limits), {})
+        yield World(tiny_folder, target, build_verifier(target, drafts, limits, specs), {})
 
 
 def ask(
@@ -147,12 +154,12 @@ def test_every_request_of_a_mixed_batch_says_what_it_says_alone(
     done = world.batch(mixed)
     assert done[3].finish_reason == "stop"
     # Greedy requests follow what the table has learned and what the target itself would say.
-    if draft in ("table", "own") and budget > 1:
+    if draft in ("table", "own", "hybrid") and budget > 1:
         assert done[0].stats is not None
         assert done[0].stats.tau > 1.5
 
 
-@pytest.mark.parametrize("draft", ["table", "own"])
+@pytest.mark.parametrize("draft", ["table", "own", "hybrid"])
 def test_one_batch_may_mix_drafts_and_plain_decoding(world: World, draft: str) -> None:
     names = (draft, None, "stranger", draft)
     world.batch(
@@ -169,7 +176,7 @@ def test_with_budget_0_nothing_is_drafted(world: World) -> None:
     assert (done.stats.draft, done.stats.drafted, done.stats.tau) == (None, 0, 1.0)
 
 
-@pytest.mark.parametrize("draft", ["table", "own", "stranger"])
+@pytest.mark.parametrize("draft", ["table", "own", "stranger", "hybrid"])
 @pytest.mark.parametrize("sampling", SETTINGS[:2], ids=["greedy", "seeded"])
 def test_every_cap_is_met_exactly(world: World, draft: str, sampling: SamplingParams) -> None:
     caps = range(1, 2 * DEEPEST + 3)
@@ -180,7 +187,7 @@ def test_every_cap_is_met_exactly(world: World, draft: str, sampling: SamplingPa
     assert all(completion.tokens == longest[: len(completion.tokens)] for completion in done)
 
 
-@pytest.mark.parametrize("draft", ["table", "own", "short"])
+@pytest.mark.parametrize("draft", ["table", "own", "short", "eagle", "hybrid"])
 @pytest.mark.parametrize("sampling", SETTINGS[:2], ids=["greedy", "seeded"])
 def test_answers_run_to_the_exact_end_of_the_context(
     world: World, draft: str, sampling: SamplingParams

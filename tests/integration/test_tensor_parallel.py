@@ -33,7 +33,14 @@ def target_of(folder: Path, ranks: int) -> Iterator[Target]:
             process.start()
             others.append(process)
 
-    spec = TargetSpec(str(folder), dtype="float32", tensor_parallel=ranks, kv_tokens=512, threads=1)
+    spec = TargetSpec(
+        str(folder),
+        dtype="float32",
+        tensor_parallel=ranks,
+        kv_tokens=512,
+        threads=1,
+        feature_layers=(1, 2),
+    )
     target = load_target(spec, launch)
     try:
         yield target
@@ -45,7 +52,9 @@ def target_of(folder: Path, ranks: int) -> Iterator[Target]:
 
 
 def passes(target: Target) -> list[torch.Tensor]:
-    """A prompt, a tree of which a branch is kept, and what follows it: logits of each pass."""
+    """A prompt, a tree of which a branch is kept, and what follows it: logits and hidden states of
+    each pass.
+    """
     pool = target.pool
     pool.open(0)
     found = []
@@ -58,7 +67,8 @@ def passes(target: Target) -> list[torch.Tensor]:
         pool.reserve(0, len(tokens))
         rows = tuple(range(len(tokens)))
         segment = Segment(tokens, start, parents, pool.extents(0), rows)
-        found.append(target.forward(Pack((segment,))).logits)
+        output = target.forward(Pack((segment,)))
+        found += [output.logits, output.features]
         target.commit(0, tuple(keep))
     pool.close(0)
     return found

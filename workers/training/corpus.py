@@ -73,7 +73,10 @@ class Corpus:
 
     def _rewrite(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text("".join(map(_line, self.answers)), encoding="utf-8")
+        # Whole or not at all: hours of answers must not be lost to a kill in between.
+        partial = self._path.with_suffix(".partial")
+        partial.write_text("".join(map(_line, self.answers)), encoding="utf-8")
+        partial.rename(self._path)
 
 
 def count_tokens(answers: Iterable[TargetAnswer]) -> int:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers import ngram_member
+from workers.calibration import FLOOR
 from workers.draft import DraftRequest, DraftSpec, DraftUpdate, load_draft
 from workers.engine.vocabulary import Vocabulary, vocabulary_of
 from workers.hybrid_draft import HybridDraft
@@ -136,7 +137,8 @@ def test_its_guesses_are_the_likeliest_of_the_blended_law(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ngram_member, "NEGLIGIBLE", 0)
         proposal = proposed(draft, tokens, depth=1)
-    law = blended(tokens, known, tokens[-ORDER:])
+    # Nobody is surer than FLOOR allows.
+    law = {t: min(p, 1 - FLOOR) for t, p in blended(tokens, known, tokens[-ORDER:]).items()}
     best = sorted((p for p in law.values() if p >= LEAST_CONFIDENCE), reverse=True)[:CHILDREN]
     assert proposal.confidence == pytest.approx(best)
     for token, confidence in zip(proposal.tree.tokens, proposal.confidence, strict=True):

@@ -62,6 +62,35 @@ def test_answers_end_in_any_order_and_are_read_in_that_of_their_requests(tmp_pat
     assert [one.number for one in corpus.held_out] == [0, 1]
 
 
+@given(st.permutations(range(6)), st.integers(1, 6), st.integers(1, 30))
+def test_what_is_learned_from_does_not_depend_on_who_was_ready_first(
+    tmp_path_factory: pytest.TempPathFactory, order: list[int], ready: int, tokens: int
+) -> None:
+    """Of three tokens an answer, as many of the first requests as it takes."""
+    path = tmp_path_factory.mktemp("corpus") / "answers.jsonl"
+    corpus = filled(path, *(answer(number) for number in order[:ready]))
+    assert not corpus.finished
+    corpus.finish(tokens)
+    kept = sorted(order[:ready])[: -(-tokens // 3)]
+    for own in (corpus, Corpus(path)):
+        assert own.finished
+        assert [one.number for one in own.answers] == kept
+    assert {file.name for file in path.parent.iterdir()} == {"answers.jsonl", "answers.finished"}
+
+
+def test_a_kill_while_the_file_is_written_anew_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "answers.jsonl"
+    filled(path, answer(0), answer(1))
+    before = path.read_bytes()
+    with monkeypatch.context() as dying:
+        dying.setattr(Path, "rename", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Corpus(path)
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("left", [1, 20, -2, -1])
 def test_a_last_line_that_was_cut_off_is_dropped_and_said_again(tmp_path: Path, left: int) -> None:
     """Without its line break it may be a whole number too few, and nobody could tell."""
