@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workers import tree_growth
 from workers.calibration import UNCALIBRATED, Pool, Regime
 from workers.draft import DraftRequest, DraftUpdate
 from workers.engine.vocabulary import Vocabulary
@@ -271,13 +272,16 @@ def test_children_1_makes_chains() -> None:
     ("law", "asked"),
     [
         ({5: 0.9, 6: 0.05}, [(5,), (6,)]),
-        ({5: ROUND_WORTH / 2 + 0.01, 6: ROUND_WORTH / 2}, [(5,), (6,)]),
-        ({5: ROUND_WORTH - 0.01}, []),
-        ({token: 0.12 for token in range(5, 5 + ROUND_NODES + 2)}, [(t,) for t in range(5, 11)]),
+        ({5: 0.16, 6: 0.15}, [(5,), (6,)]),
+        ({5: 0.14, 6: 0.15}, []),
+        ({t: 0.08 for t in range(5, 15)}, [(t,) for t in range(5, 5 + ROUND_NODES)]),
     ],
 )
-def test_a_round_of_questions_must_pay(law: dict[int, float], asked: list[TreePath]) -> None:
-    tree = Setting(table=None, laws={(): law}, children=99).tree()
+def test_a_round_of_questions_must_pay(
+    monkeypatch: pytest.MonkeyPatch, law: dict[int, float], asked: list[TreePath]
+) -> None:
+    monkeypatch.setattr(tree_growth, "ROUND_WORTH", 0.3)
+    tree = Setting(table=None, laws={(): law}, budget=20, children=99).tree()
     tree.grow()
     assert tree.questions() == asked
 
