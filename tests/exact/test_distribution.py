@@ -8,17 +8,23 @@ a tenth of that, which still sees a total variation of two hundredths.
 import os
 from collections import Counter
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
-from scipy.stats import chi2
-from transformers import LlamaForCausalLM
 
 from tests.eagles import LAYERS, tiny_eagle
-from tests.tiny import make_target, one_thread
+from tests.text_law import (
+    LENGTH,
+    SIGNIFICANCE,
+    VOCABULARY,
+    TextLaw,
+    p_value,
+    six_tokens,
+    text_law,
+)
+from tests.tiny import one_thread
 from workers.completion import run_requests
 from workers.draft import DraftKind, DraftSpec, InlineDraft, Verification, load_draft
 from workers.eagle_member import EagleMember
@@ -34,23 +40,15 @@ from workers.target import Target, TargetSpec, load_target
 from workers.verifier import build_verifier
 
 SEEDS = int(os.environ.get("OUTRIDER_SEEDS", "20000"))
-VOCABULARY = 6
-LENGTH = 3
 PROMPT = (1, 2, 3, 1, 2, 3, 1, 2)  # n-grams have something to say
 TOGETHER = 256
-# The seeds are fixed, so this either holds or it does not: no run is unlucky.
-SIGNIFICANCE = 1e-3
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A target of six tokens, and a draft with other weights."""
     root = tmp_path_factory.mktemp("tiny vocabulary")
-    shape = {"vocab_size": VOCABULARY, "eos_token_id": None, "initializer_range": 0.25}
-    return (
-        make_target(root / "target", seed=0, **shape),
-        make_target(root / "draft", seed=1, **shape),
-    )
+    return six_tokens(root / "target", seed=0), six_tokens(root / "draft", seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +66,8 @@ def target(folders: tuple[Path, Path]) -> Iterator[Target]:
 
 
 @pytest.fixture(scope="module")
-def law(folders: tuple[Path, Path]) -> dict[tuple[int, ...], float]:
-    """Probability of every text of three tokens, by transformers."""
-    model = LlamaForCausalLM.from_pretrained(folders[0], dtype=torch.float32).eval()
-    texts = list(product(range(VOCABULARY), repeat=LENGTH))
-    with torch.inference_mode():
-        logits = model(torch.tensor([PROMPT + text for text in texts])).logits.double()
-    steps = logits[:, len(PROMPT) - 1 : -1].softmax(-1)  # [texts, 3, vocabulary]
-    chosen = steps.gather(-1, torch.tensor(texts)[..., None])[..., 0].prod(-1)
-    return dict(zip(texts, chosen.tolist(), strict=True))
+def law(folders: tuple[Path, Path]) -> TextLaw:
+    return text_law(folders[0], PROMPT)
 
 
 def draft_of(kind: str, folders: tuple[Path, Path]) -> InlineDraft:
@@ -114,7 +105,7 @@ def spec_of(kind: DraftKind, verification: Verification) -> DraftSpec:
 def test_texts_follow_the_target(
     target: Target,
     folders: tuple[Path, Path],
-    law: dict[tuple[int, ...], float],
+    law: TextLaw,
     kind: DraftKind | Literal["none"],
     verification: Verification,
     budget: int,
@@ -154,18 +145,7 @@ def test_texts_follow_the_target(
     assert p_value(seen, law) > SIGNIFICANCE
 
 
-def p_value(seen: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
-    """Pearson's test; texts expected fewer than five times are one cell."""
-    seeds = seen.total()
-    cells = [(seen[text], seeds * prob) for text, prob in law.items() if seeds * prob >= 5]
-    rest = seeds - sum(count for count, _ in cells), seeds - sum(want for _, want in cells)
-    if rest[1] >= 5:
-        cells.append(rest)
-    statistic = sum((count - want) ** 2 / want for count, want in cells)
-    return float(chi2.sf(statistic, len(cells) - 1))
-
-
-def test_the_test_sees_a_small_deviation(law: dict[tuple[int, ...], float]) -> None:
+def test_the_test_sees_a_small_deviation(law: TextLaw) -> None:
     """One text in fifty swapped for another: a total variation of .02 must be rejected."""
     seen = Counter({text: round(SEEDS * prob) for text, prob in law.items()})
     (likeliest, _), (other, _) = seen.most_common(2)
