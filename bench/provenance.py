@@ -1,6 +1,7 @@
 """Where a number comes from: command, revision, machine and versions, kept beside it."""
 
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 def provenance(also: Sequence[str] = ()) -> dict[str, Any]:
     """What somebody needs to repeat this run; also: packages besides the usual ones."""
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "revision": _revision(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{_processor()}, {cpu_count()} cores",

@@ -279,6 +279,7 @@ def save_eagle(
     tensors["d2t"] = ids - torch.arange(len(ids))
     tensors["t2d"] = torch.zeros(vocabulary_size, dtype=torch.bool).index_fill_(0, ids, True)
     save_file(tensors, folder / WEIGHTS)
+    (folder / WEIGHTS).chmod(0o644)  # made for its owner alone, but a draft is there to be shared
 
 
 def read_eagle_config(folder: Path) -> tuple[EagleConfig, TargetIdentity]:
