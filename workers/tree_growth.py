@@ -39,7 +39,7 @@ TreePath = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A token, the estimated probability that the target says it here, and who guessed it first."""
+    """A token, the estimated probability that the target says it here, and who gave it the most."""
 
     token: int
     confidence: float
