@@ -82,4 +82,5 @@ def test_a_draft_with_a_foreign_vocabulary_stops_the_start_and_leaves_nothing_be
     serve.delete("broken")
     assert why.startswith("drafts.f: its vocabulary"), why
     assert "\n" not in why
-    assert wait_until(lambda: ray.available_resources()["CPU"] == pytest.approx(free))
+    # More than before, where what an earlier test has ended was still on its way out.
+    assert wait_until(lambda: ray.available_resources()["CPU"] > free - 0.01)
