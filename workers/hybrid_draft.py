@@ -74,8 +74,10 @@ class HybridDraft:
         for tree in trees:
             tree.grow()
         while asking := [(tree, paths) for tree in trees if (paths := tree.questions())]:
-            self._ask_roots([tree for tree, paths in asking if paths == [()]])
-            self._ask_nodes([(tree, paths) for tree, paths in asking if paths != [()]])
+            if at_root := [tree for tree, paths in asking if paths == [()]]:
+                self._ask_roots(at_root)
+            if below := [(tree, paths) for tree, paths in asking if paths != [()]]:
+                self._ask_nodes(below)
             for tree, _ in asking:
                 tree.grow()
         return {tree.request.sequence: tree.proposal() for tree in trees}

@@ -30,9 +30,11 @@ LEAST_CONFIDENCE = 0.02
 _NEGLIGIBLE = 0.005
 # Nodes that the neural member is asked about in one round; it reads 8 rows about as fast as 1.
 ROUND_NODES = 8
-# A round is worth its time where the walk ends at one of its nodes for want of a right guess this
-# often: it costs a twentieth of a verify pass, and what it says of one node helps those below it.
-ROUND_WORTH = 0.02
+# A round is worth its time where the walk ends at one of its nodes, for want of a right guess, this
+# often: it costs a twentieth of the verify pass over a tree of SMALL nodes and less of a larger
+# one's, and what is learned of one node helps those below it, if there is room for them.
+ROUND_WORTH = 0.15
+SMALL = 8
 
 TreePath = tuple[int, ...]
 
@@ -102,7 +104,8 @@ class GrowingTree:
             return []
         worth = {path: self._reach(path) * self._uncovered(path) for path in self._unasked()}
         best = heapq.nlargest(ROUND_NODES, worth, key=worth.__getitem__)
-        return best if sum(worth[path] for path in best) >= ROUND_WORTH else []
+        enough = ROUND_WORTH * SMALL / max(SMALL, self.request.budget)
+        return best if sum(worth[path] for path in best) >= enough else []
 
     def lose_neural(self) -> None:
         """The neural member cannot be asked about this sequence now."""

@@ -19,6 +19,7 @@ from workers.tree_growth import (
     NEURAL,
     ROUND_NODES,
     ROUND_WORTH,
+    SMALL,
     SUFFIX,
     TABLE,
     GrowingTree,
@@ -180,9 +181,10 @@ def test_the_neural_member_is_asked_where_the_walk_is_likeliest_to_end(setting: 
     }
     best = sorted(worth.values(), reverse=True)[:ROUND_NODES]
     asked = tree.questions()
-    if sum(best) < ROUND_WORTH - 1e-9:
+    enough = ROUND_WORTH * SMALL / max(SMALL, setting.budget)
+    if sum(best) < enough - 1e-9:
         assert asked == []
-    elif sum(best) > ROUND_WORTH + 1e-9:
+    elif sum(best) > enough + 1e-9:
         assert [worth[path] for path in asked] == pytest.approx(best)
         assert len(set(asked)) == len(asked)
     assert setting.tree(neural=False).questions() == []
@@ -280,7 +282,7 @@ def test_children_1_makes_chains() -> None:
 def test_a_round_of_questions_must_pay(
     monkeypatch: pytest.MonkeyPatch, law: dict[int, float], asked: list[TreePath]
 ) -> None:
-    monkeypatch.setattr(tree_growth, "ROUND_WORTH", 0.3)
+    monkeypatch.setattr(tree_growth, "ROUND_WORTH", 0.3 * 20 / SMALL)
     tree = Setting(table=None, laws={(): law}, budget=20, children=99).tree()
     tree.grow()
     assert tree.questions() == asked
