@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from workers.draft import DraftKind, DraftSpec
+from workers.draft import CHILDREN, DraftKind, DraftSpec
 from workers.engine.model_store import DEFAULT_TARGET, is_default
 
 REDIS_URL_VARIABLE = "OUTRIDER_REDIS_URL"
@@ -96,7 +96,7 @@ class DraftConfig(_Section):
         default=(), description="lm only: these layers of the target make it"
     )
     children: int = Field(
-        default=6, ge=1, description="most per node of its trees; 1 makes chains; not for lm"
+        default=CHILDREN, ge=1, description="most per node of its trees; 1 makes chains; not for lm"
     )
     placement: Literal["inline", "actor"] | None = Field(
         default=None,

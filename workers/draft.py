@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # n-gram drafts live in processes without torch
 DraftKind = Literal["ngram", "lm", "eagle", "hybrid"]
 Verification = Literal["invariant", "ratio"]
 
+CHILDREN = 6
+"""Most per node of a draft's trees, unless its spec says."""
+
 
 class DraftUnavailable(RuntimeError):
     """A draft died, hangs or failed. Its sequences decode plainly until it is ready again."""
@@ -39,7 +42,7 @@ class DraftSpec:
     domain: str | None = None
     verification: Verification = "invariant"
     layers: tuple[int, ...] = ()
-    children: int = 6
+    children: int = CHILDREN
 
     def __post_init__(self) -> None:
         if self.kind == "lm" and (self.path is None) == (not self.layers):

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from workers.draft import DraftUpdate, Features
+from workers.engine.attention import grouped_attention
 from workers.engine.eagle import EagleModel, rotary
 from workers.speculation.tree import SparseLaw
 from workers.tree_growth import TreePath
@@ -49,16 +49,13 @@ class _KeysAndValues:
         """query [rows, heads, head_dim] of the newest rows to all that is committed, and of the
         rest to what `seen` [rows, nodes] says -> [rows, heads * head_dim].
         """
-        rows, heads, width = query.shape
         size = self.committed + self.nodes
         keys, values = (x[:size].transpose(0, 1)[None] for x in (self.keys, self.values))
-        groups = heads // keys.shape[1]
-        bias = query.new_zeros(rows, size)
+        bias = query.new_zeros(len(query), size)
         bias[:, self.committed :].masked_fill_(~seen, float("-inf"))
-        # The query heads that share a KV head become rows, so that no key is repeated.
-        folded = query.transpose(0, 1).reshape(1, -1, groups * rows, width)
-        out = scaled_dot_product_attention(folded, keys, values, bias.repeat(groups, 1)[None, None])
-        return out.reshape(heads, rows, width).transpose(0, 1).flatten(1)
+        groups = query.shape[1] // keys.shape[1]
+        bias = bias.repeat(groups, 1)[None, None]
+        return grouped_attention(query.transpose(0, 1)[None], keys, values, bias)[0].flatten(1)
 
     def _make_room(self, size: int) -> None:
         while size > len(self.keys):

@@ -14,17 +14,17 @@ from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyp
 
 from workers.calibration import UNCALIBRATED, Calibration, Pool, Regime, log_odds
 from workers.draft import DraftUpdate
+from workers.eagle_member import LIKELIEST
 from workers.ngram_member import NgramMember
 from workers.training.batch import BATCH_TEXTS, collate
 from workers.training.distil import Student
 from workers.training.ngram_table import ORDER
 from workers.training.teacher import TeacherText
+from workers.tree_growth import NEGLIGIBLE
 
 LEVELS = 3
 """How far below what the target said the neural member is looked at."""
 
-LIKELIEST = 8
-LEAST = 0.005
 # With fewer guesses, right ones and wrong ones, a pool is fitted on those of all match lengths, and
 # with fewer than that in all the members are taken at their word.
 _ENOUGH = 200
@@ -61,7 +61,7 @@ def _cases(
 ) -> Iterator[Case]:
     for at in range(0, len(texts), BATCH_TEXTS):
         part = texts[at : at + BATCH_TEXTS]
-        told = _neural_laws(part, student) if student else [None] * len(part)
+        told = [None] * len(part) if student is None else _neural_laws(part, student)
         for text, laws in zip(part, told, strict=True):
             yield from _cases_of(text, ngram, laws)
 
@@ -70,22 +70,22 @@ def _cases_of(
     text: TeacherText, ngram: NgramMember | None, laws: list[list[dict[int, float]]] | None
 ) -> Iterator[Case]:
     tokens = text.tokens.tolist()
-    if ngram:
+    if ngram is not None:
         ngram.commit(DraftUpdate(0, 0, tuple(tokens[: text.prompt])))
     for place, said in enumerate(tokens[text.prompt :]):
         order, near = 0, {}
-        if ngram:
+        if ngram is not None:
             while not ngram.catch_up(0):
                 pass
             law = ngram.law(0, ngram.tail(0))
-            order, near = law.order, law.likely(LEAST)
+            order, near = law.order, law.likely(NEGLIGIBLE)
             ngram.commit(DraftUpdate(0, text.prompt + place, (said,)))
         if laws is None:
             yield Case(order, 0, said, near, None)
             continue
         for level, own in enumerate(laws):
             yield Case(order, level, said, near, own[place])
-    if ngram:
+    if ngram is not None:
         ngram.forget(0)
 
 
@@ -135,9 +135,8 @@ def _fit_pool(cases: Iterable[Case], otherwise: Pool) -> Pool:
     rows, right = _table(cases)
     if min(right.sum(), (~right).sum()) < _ENOUGH:
         return otherwise
-    used = rows.max(axis=0) > rows.min(
-        axis=0
-    )  # a member that is not there, or one level only, has no weight
+    # A member that is not there says the same of everything, and has no weight.
+    used = rows.max(axis=0) > rows.min(axis=0)
     model = LogisticRegression(C=_INVERSE_PENALTY, max_iter=1000).fit(rows[:, used], right)
     weights = np.zeros(rows.shape[1])
     weights[used] = model.coef_[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workers.calibration import CALIBRATION, UNCALIBRATED, Calibration
-from workers.draft import DraftKind, DraftRequest, DraftSpec, DraftUpdate
+from workers.draft import CHILDREN, DraftKind, DraftRequest, DraftSpec, DraftUpdate
 from workers.engine.vocabulary import vocabulary_of
 from workers.ngram_member import NgramMember
 from workers.sampled_proposal import Comb
@@ -39,9 +39,9 @@ class HybridDraft:
         eagle: EagleMember | None,
         calibration: Calibration = UNCALIBRATED,
         *,
-        children: int = 6,
+        children: int = CHILDREN,
     ) -> None:
-        assert ngram or eagle, "a draft without members cannot guess"
+        assert ngram is not None or eagle is not None, "a draft without members cannot guess"
         self.name = name
         self._ngram = ngram
         self._eagle = eagle

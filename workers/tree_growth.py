@@ -27,7 +27,7 @@ SUFFIX, TABLE, NEURAL = "suffix", "table", "neural"
 # A path less likely than this is not worth a row of the verify pass.
 LEAST_CONFIDENCE = 0.02
 # A guess of the n-grams with less is not looked at.
-_NEGLIGIBLE = 0.005
+NEGLIGIBLE = 0.005
 # Nodes that the neural member is asked about in one round; it reads 8 rows about as fast as 1.
 ROUND_NODES = 8
 # A round is worth its time where the walk ends at one of its nodes, for want of a right guess, this
@@ -62,7 +62,7 @@ class GrowingTree:
     ) -> None:
         self.request = request
         self._ngram = ngram
-        self._tail = ngram.tail(request.sequence) if ngram else ()
+        self._tail = () if ngram is None else ngram.tail(request.sequence)
         self._regime = regime
         self._children = children
         self._neural = neural
@@ -168,7 +168,7 @@ class GrowingTree:
             pool = self._regime.neural
         else:
             pool = (self._regime.both if heard else self._regime.ngram)[near.order]
-        by_ngram = {} if near is None else near.likely(_NEGLIGIBLE)
+        by_ngram = {} if near is None else near.likely(NEGLIGIBLE)
         guesses = []
         for token in by_ngram.keys() | neural.keys():
             own, other = by_ngram.get(token, 0.0), neural.get(token, 0.0)

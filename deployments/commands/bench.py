@@ -31,8 +31,8 @@ Prompts = Mapping[str, Sequence[tuple[int, ...]]]
 """Token ids by domain."""
 
 _LLAMA_MISSING = (
-    "llama.cpp is left out: `pip install 'outrider[llama]'` brings it (README: Measured says with "
-    "which CMAKE_ARGS)"
+    "llama.cpp is left out: `pip install -e '.[llama]'` brings it (README, Measure it yourself, "
+    "says with which CMAKE_ARGS)"
 )
 _LLAMA_UNFIT = "llama.cpp is left out: it reads GGUF files, and the target is none"
 

@@ -39,6 +39,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", required=True, type=Path, metavar="DIR", help="folder that becomes the draft"
     )
     parser.add_argument(
+        "--source",
+        metavar="TEXT",
+        help="where the prompts are from and their licence, for the card (default: FILE's name)",
+    )
+    _add_effort(parser)
+    _add_answers(parser)
+    _add_measuring(parser)
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="of everything (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with a run that was interrupted"
+    )
+    add_target_options(parser)
+    parser.set_defaults(func=run, device="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _add_effort(parser: argparse.ArgumentParser) -> None:
+    """How long it may take, and how much is learned."""
+    parser.add_argument(
         "--minutes",
         type=_minutes,
         metavar="M",
@@ -71,6 +91,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="L,L",
         help="of the target, that an lm draft starts from (default: its first and its last)",
     )
+
+
+def _add_answers(parser: argparse.ArgumentParser) -> None:
+    """How the target answers."""
     parser.add_argument(
         "--max-tokens",
         type=count,
@@ -92,6 +116,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="answers at a time; more are faster and take more memory (default: %(default)s)",
     )
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    """What the card's numbers are measured on."""
     parser.add_argument(
         "--measure-on",
         type=Path,
@@ -105,19 +133,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many of them (default: %(default)s)",
     )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="of everything (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--source",
-        metavar="TEXT",
-        help="where the prompts are from and their licence, for the card (default: FILE's name)",
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with a run that was interrupted"
-    )
-    add_target_options(parser)
-    parser.set_defaults(func=run, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _minutes(text: str) -> float:

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
+from workers.engine.attention import rotate
 from workers.engine.packed_linear import can_pack, pack_linears, pack_linears_in_bfloat16
 from workers.engine.weights import TargetIdentity, Weights, identity_of
 
@@ -154,13 +155,6 @@ def rotary(config: EagleConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """[..., heads, head_dim] turned by each position's angles."""
-    left, right = x.chunk(2, -1)
-    cosine, sine = angles
-    return x * cosine.to(x.dtype) + torch.cat([-right, left], -1) * sine.to(x.dtype)
-
-
 def new_eagle(
     target: Path, config: EagleConfig, vocabulary: Tensor, generator: torch.Generator
 ) -> EagleModel:
@@ -180,9 +174,8 @@ def new_eagle(
     }
     state["fc.weight"][:, -config.hidden_size :] += torch.eye(config.hidden_size)
     for name, start in _last_layer(weights, config).items():
-        own = (
-            state[name] if start.shape == state[name].shape else state[name][:, -start.shape[-1] :]
-        )
+        # Where the draft's own is wider, this is for the hidden half of its input.
+        own = state[name][..., -start.shape[-1] :]
         if start.shape == own.shape:
             own.copy_(start)
     _load_saved_form(model, state)

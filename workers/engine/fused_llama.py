@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from workers.engine.attention import AttentionPlan, attend
+from workers.engine.attention import AttentionPlan, attend, rotate
 from workers.engine.kv_store import KVStore
 from workers.engine.packed_linear import PackedLinear, can_pack
 
@@ -68,9 +68,10 @@ class FusedLlama:
         """
         x = self._embedding[tokens]
         cosine, sine = (part[0][:, None] for part in self._rotary(x[None], positions[None]))
+        angles = cosine, sine
         features = {}
         for number, layer in enumerate(self._layers):
-            x = x + self._attention(number, layer, x, cosine, sine, store, plan)
+            x = x + self._attention(number, layer, x, angles, store, plan)
             gate, up = layer.gate_up.forward(self._norm(x, layer.before_mlp)).chunk(2, -1)
             x = x + layer.down.forward(silu(gate) * up)
             if number + 1 in self._feature_layers:
@@ -82,16 +83,13 @@ class FusedLlama:
         number: int,
         layer: _Layer,
         x: Tensor,
-        cosine: Tensor,
-        sine: Tensor,
+        angles: tuple[Tensor, Tensor],
         store: KVStore,
         plan: AttentionPlan,
     ) -> Tensor:
         qkv = layer.qkv.forward(self._norm(x, layer.before_attention))
         heads = qkv.view(len(x), -1, self._head_dim)
-        turning = heads[:, : self._heads + self._kv_heads]
-        left, right = turning.chunk(2, -1)
-        turned = turning * cosine + torch.cat([-right, left], -1) * sine
+        turned = rotate(heads[:, : self._heads + self._kv_heads], angles)
         store.write(
             number,
             plan.new_slots,

@@ -107,10 +107,12 @@ def identity_of(folder: Path, name: str) -> TargetIdentity:
     """The identity of the target in `folder`, called `name`."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config", config)
+    return TargetIdentity(name, text["hidden_size"], text["num_hidden_layers"], _digest(folder))
+
+
+def _digest(folder: Path) -> str:
     weights = Weights(folder)
     digest = hashlib.sha256()
     for tensor in weights.names():
         digest.update(tensor.encode() + weights.sample(tensor))
-    return TargetIdentity(
-        name, text["hidden_size"], text["num_hidden_layers"], digest.hexdigest()[:16]
-    )
+    return digest.hexdigest()[:16]

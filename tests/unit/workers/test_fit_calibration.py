@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from workers.calibration import UNCALIBRATED, Calibration
 from workers.draft import DraftUpdate
 from workers.engine.vocabulary import Vocabulary
-from workers.fit_calibration import LEAST, LEVELS, fit_calibration
+from workers.fit_calibration import LEVELS, fit_calibration
 from workers.ngram_member import NgramMember
 from workers.training.batch import Batch
 from workers.training.corpus import TargetAnswer
 from workers.training.ngram_table import ORDER, NgramTable
 from workers.training.teacher import TeacherText, bare_text
+from workers.tree_growth import NEGLIGIBLE
 
 TOKENS = 200  # of the target, and of the student
 CYCLE = 40  # of them go round in circles
@@ -142,7 +143,7 @@ def likeliest(
         for at in range(text.prompt, len(tokens)):
             assert member.catch_up(0)
             law = member.law(0, member.tail(0))
-            if guesses := law.likely(LEAST):
+            if guesses := law.likely(NEGLIGIBLE):
                 token = max(guesses, key=guesses.__getitem__)
                 confidences.append(pools[law.order].confidence(guesses[token], 0.0, 0))
                 right.append(token == tokens[at])

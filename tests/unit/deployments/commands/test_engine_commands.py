@@ -319,7 +319,7 @@ def test_bench_peers_says_how_llama_cpp_is_had(
     monkeypatch.setattr(llama_peers, "installed", lambda: False)
     assert bench._llama(Namespace(target=DEFAULT_TARGET), {}, frozenset()) == {}
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("llama.cpp is left out: `pip install 'outrider[llama]'`")
+    assert line.startswith("llama.cpp is left out: `pip install -e '.[llama]'`")
 
 
 def test_bench_refuses_names_under_which_numbers_would_be_mixed_up(
