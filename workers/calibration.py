@@ -1,10 +1,11 @@
 """From what the members say to how likely a guess is right: logistic opinion pools.
 
-Each member's probability of a token goes in as its log-odds; the pool's weights depend on the
-length of the n-gram match and on the temperature of the request, were fitted on what the target
-said to held-out prompts, and are kept with the draft (Satopaa et al., 2014, "Combining multiple
-probability predictions using a simple logit model"). So a long match outweighs the neural member
-and a short one does not, as far as that was so on real text.
+Each member's probability of a token goes in as its log-odds, and once more that of the member that
+is surer of it: one that knows a token well is right more often than the mean of both says. The
+pool's weights depend on the length of the n-gram match and on the temperature of the request, were
+fitted on what the target said to held-out prompts, and are kept with the draft (Satopaa et al.,
+2014, "Combining multiple probability predictions using a simple logit model"). So a long match
+outweighs the neural member and a short one does not, as far as that was so on real text.
 """
 
 import json
@@ -26,12 +27,14 @@ FARTHEST = 4
 @dataclass(frozen=True, slots=True)
 class Pool:
     """log-odds of a guess = bias + ngram * log-odds by the n-grams + neural * log-odds by the
-    neural member + farther * levels between the guess and what the target said.
+    neural member + surer * the higher of the two + farther * levels between the guess and what the
+    target said.
     """
 
     bias: float = 0.0
     ngram: float = 0.0
     neural: float = 0.0
+    surer: float = 0.0
     farther: float = 0.0
 
     def confidence(self, ngram: float, neural: float, level: int) -> float:
@@ -43,6 +46,8 @@ class Pool:
             odds += self.ngram * log_odds(ngram)
         if self.neural:
             odds += self.neural * log_odds(neural)
+        if self.surer:
+            odds += self.surer * log_odds(max(ngram, neural))
         return 1.0 / (1.0 + exp(-odds))
 
 

@@ -31,6 +31,9 @@ _ENOUGH = 200
 # Weak: it only keeps a weight finite where the guesses of one side are all right or all wrong.
 _INVERSE_PENALTY = 10.0
 
+_NGRAM, _NEURAL, _SURER = range(3)
+"""Columns of what is fitted; behind them the level."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -135,8 +138,10 @@ def _fit_pool(cases: Iterable[Case], otherwise: Pool) -> Pool:
     rows, right = _table(cases)
     if min(right.sum(), (~right).sum()) < _ENOUGH:
         return otherwise
-    # A member that is not there says the same of everything, and has no weight.
+    # A member that is not there says the same of everything, and has no weight; then the other is
+    # always the surer one, and has its own already.
     used = rows.max(axis=0) > rows.min(axis=0)
+    used[_SURER] &= used[_NGRAM] and used[_NEURAL]
     model = LogisticRegression(C=_INVERSE_PENALTY, max_iter=1000).fit(rows[:, used], right)
     weights = np.zeros(rows.shape[1])
     weights[used] = model.coef_[0]
@@ -144,12 +149,12 @@ def _fit_pool(cases: Iterable[Case], otherwise: Pool) -> Pool:
 
 
 def _table(cases: Iterable[Case]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """A row per guess, [log-odds by n-grams, by the neural member, level], and if it was right."""
+    """A row per guess, with what a `Pool` weighs in its order, and if it was right."""
     rows, right = [], []
     for case in cases:
         neural = case.neural or {}
         for token in case.ngram.keys() | neural.keys():
             odds = (log_odds(case.ngram.get(token, 0.0)), log_odds(neural.get(token, 0.0)))
-            rows.append((*odds, float(case.level)))
+            rows.append((*odds, max(odds), float(case.level)))
             right.append(token == case.said)
-    return np.array(rows, dtype=np.float64).reshape(-1, 3), np.array(right, dtype=bool)
+    return np.array(rows, dtype=np.float64).reshape(-1, 4), np.array(right, dtype=bool)

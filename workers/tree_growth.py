@@ -24,8 +24,9 @@ from workers.training.ngram_table import ORDER
 SUFFIX, TABLE, NEURAL = "suffix", "table", "neural"
 """Members, as statistics name them: the request's own text, the domain's table, the eagle draft."""
 
-# A path less likely than this is not worth a row of the verify pass.
-LEAST_CONFIDENCE = 0.02
+# A path less likely than this is no guess. It is far below what a row of the verify pass costs: the
+# budget says what may be paid for, and within it a weak guess beats none.
+LEAST_CONFIDENCE = 0.003
 # A guess of the n-grams with less is not looked at.
 NEGLIGIBLE = 0.005
 # Nodes that the neural member is asked about in one round; it reads 8 rows about as fast as 1.

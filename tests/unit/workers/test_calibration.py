@@ -28,6 +28,7 @@ POOLS = st.builds(
     bias=st.floats(-3, 3),
     ngram=st.floats(0, 2),
     neural=st.floats(0, 2),
+    surer=st.floats(0, 2),
     farther=st.floats(-1, 0),
 )
 
@@ -44,8 +45,8 @@ def test_the_surer_a_member_the_likelier_the_guess(
 
 
 def test_a_pool_adds_up_weighted_log_odds() -> None:
-    pool = Pool(bias=0.3, ngram=0.8, neural=0.5, farther=-0.2)
-    odds = 0.3 + 0.8 * math.log(0.6 / 0.4) + 0.5 * math.log(0.2 / 0.8) - 0.2 * 3
+    pool = Pool(bias=0.3, ngram=0.8, neural=0.5, surer=0.1, farther=-0.2)
+    odds = 0.3 + (0.8 + 0.1) * math.log(0.6 / 0.4) + 0.5 * math.log(0.2 / 0.8) - 0.2 * 3
     assert pool.confidence(0.6, 0.2, 3) == pytest.approx(1 / (1 + math.exp(-odds)))
     assert pool.confidence(0.6, 0.2, FARTHEST + 5) == pool.confidence(0.6, 0.2, FARTHEST)
 
@@ -66,7 +67,7 @@ def test_uncalibrated_a_member_is_taken_at_its_word(probability: float, order: i
 
 
 def regime(bias: float) -> Regime:
-    pools = tuple(Pool(bias + order, 0.25, 1 / 3, -0.1) for order in range(ORDER + 1))
+    pools = tuple(Pool(bias + order, 0.25, 1 / 3, 0.2, -0.1) for order in range(ORDER + 1))
     return Regime(ngram=pools, both=pools[::-1], neural=Pool(neural=bias))
 
 

@@ -109,7 +109,7 @@ def test_a_neural_member_that_is_too_sure_of_itself_is_believed_as_far_as_it_is_
     for at, said in enumerate(stated):
         for level in range(LEVELS):
             assert pool.confidence(0.0, said, level) == pytest.approx(rate(at, level), abs=CLOSE)
-    assert pool.ngram == 0.0
+    assert pool.ngram == pool.surer == 0.0, "there is one member, and it has its weight already"
     assert pool.farther < 0
 
 
@@ -178,6 +178,20 @@ def test_of_two_members_the_one_that_is_right_decides(member: NgramMember) -> No
     silent = fit_calibration(texts(40, 50, Chain(0.9)), member, None).at(0.0)
     for ours, alone in zip(regime.ngram, silent.ngram, strict=True):
         assert ours == alone, "where the neural member was not asked it makes no difference"
+
+
+def test_the_member_that_is_surer_may_decide(member: NgramMember) -> None:
+    """The neural one knows every other token and says so, at all others it is wrong and unsure.
+    So one that is sure is worth more than two that half agree.
+    """
+
+    def knows(tokens: Sequence[int], at: int, level: int) -> int:
+        return tokens[at] if at % 2 else (tokens[at] + 7) % TOKENS
+
+    regime = fit_calibration(texts(60, 50, Chain(0.6)), member, Student(knows, (0.2, 0.9))).at(0.0)
+    pool = regime.both[ORDER]
+    assert pool.surer > 0.3
+    assert pool.confidence(0.0, 0.9, 0) > pool.confidence(0.4, 0.4, 0)
 
 
 def test_without_a_match_the_neural_member_stands_alone() -> None:
