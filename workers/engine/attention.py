@@ -5,6 +5,7 @@ own extents of the pool: all committed tokens, and of the segment itself only it
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,21 +22,42 @@ IMPLEMENTATION = "outrider"
 class SegmentPlan:
     """One segment, ready for attention in every layer.
 
-    bias: [1, 1, groups * T, start + T]: 0 where a query sees a key, -inf elsewhere, the T rows
-          repeated once per query head of a KV head; None when every query sees every key.
+    slots: [start + T] of all its tokens; groups: query heads per KV head.
     """
 
-    size: int
-    extent: tuple[int, int] | None
-    slots: Tensor | None
-    bias: Tensor | None
+    segment: Segment
+    slots: Tensor
+    groups: int
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """T, the number of its new tokens."""
+        return len(self.segment.tokens)
+
+    @cached_property
+    def bias(self) -> Tensor | None:
+        """[1, 1, groups * T, start + T]: 0 where a query sees a key, -inf elsewhere, the T rows
+        repeated once per query head of a KV head; None when every query sees every key.
+        """
+        if self.size == 1:
+            return None
+        bias = torch.zeros(self.size, len(self.slots), dtype=self.dtype)
+        bias[:, self.segment.start :].masked_fill_(~self.segment.visible(), float("-inf"))
+        return bias.repeat(self.groups, 1).to(self.slots.device)[None, None]
+
+    @cached_property
+    def unseen(self) -> Tensor:
+        """Of the new tokens alone, keys below each other: [T keys, T queries] float32."""
+        hidden = ~self.segment.visible().T
+        return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
     def gather(self, store: Tensor) -> Tensor:
         """[slots, kv_heads, head_dim] -> [1, kv_heads, start + T, head_dim], a view if it can."""
-        if self.extent is not None:
-            own = store[self.extent[0] : self.extent[1]]
+        if len(self.segment.extents) == 1:
+            begin, end = self.segment.extents[0]
+            own = store[begin:end]
         else:
-            assert self.slots is not None
             own = store.index_select(0, self.slots)
         return own.transpose(0, 1)[None]
 
@@ -55,26 +77,13 @@ class AttentionPlan:
         slots = [segment.slots() for segment in pack.segments]
         return cls(
             segments=tuple(
-                _plan(segment, own.to(device), groups, dtype, device)
+                SegmentPlan(segment, own.to(device), groups, dtype)
                 for segment, own in zip(pack.segments, slots, strict=True)
             ),
             new_slots=torch.cat(
                 [own[segment.start :] for segment, own in zip(pack.segments, slots, strict=True)]
             ).to(device),
         )
-
-
-def _plan(
-    segment: Segment, slots: Tensor, groups: int, dtype: torch.dtype, device: torch.device
-) -> SegmentPlan:
-    size = len(segment.tokens)
-    bias = None
-    if size > 1:
-        bias = torch.zeros(size, segment.start + size, dtype=dtype)
-        bias[:, segment.start :].masked_fill_(~segment.visible(), float("-inf"))
-        bias = bias.repeat(groups, 1).to(device)[None, None]
-    whole = segment.extents[0] if len(segment.extents) == 1 else None
-    return SegmentPlan(size, whole, None if whole else slots, bias)
 
 
 def pool_attention(

@@ -2,8 +2,7 @@
 
 transformers' own takes half of a small pass's time between its matrix products: seven of them a
 layer, modules within modules, and each head's rotation by itself. Here the products of one input
-are one, queries and keys are rotated together, and there are no modules. Each number is computed by
-the same operations in the same order, so nothing else changes: a test asserts equal bits.
+are one, there are no modules, and what lies between two products is one step.
 """
 
 from collections.abc import Sequence
@@ -12,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from workers.engine.attention import AttentionPlan, attend, rotate
+from workers.engine.attention import AttentionPlan
 from workers.engine.kv_store import KVStore
+from workers.engine.layer_steps import HeadShape, open_steps
 from workers.engine.packed_linear import PackedLinear, can_pack
 
 
@@ -51,9 +50,12 @@ class FusedLlama:
         config = model.config
         self._embedding = model.model.embed_tokens.weight
         self._rotary = model.model.rotary_emb
-        self._head_dim = model.model.layers[0].self_attn.head_dim
-        self._heads = config.num_attention_heads
-        self._kv_heads = config.num_key_value_heads or config.num_attention_heads
+        shape = HeadShape(
+            config.num_attention_heads,
+            config.num_key_value_heads or config.num_attention_heads,
+            model.model.layers[0].self_attn.head_dim,
+        )
+        self._steps = open_steps(shape, model.dtype, model.device)
         self._eps = config.rms_norm_eps
         self._final_norm = model.model.norm.weight
         self._head = PackedLinear(model.lm_head)
@@ -67,42 +69,23 @@ class FusedLlama:
         and by feature layer the hidden states [T, hidden].
         """
         x = self._embedding[tokens]
-        cosine, sine = (part[0][:, None] for part in self._rotary(x[None], positions[None]))
-        angles = cosine, sine
+        cosine, sine = self._rotary(x[None], positions[None])
+        angles = cosine[0], sine[0]
+        steps, eps = self._steps, self._eps
         features = {}
+        delta = torch.zeros_like(x)  # what the last product adds to x, which each norm does first
         for number, layer in enumerate(self._layers):
-            x = x + self._attention(number, layer, x, angles, store, plan)
-            gate, up = layer.gate_up.forward(self._norm(x, layer.before_mlp)).chunk(2, -1)
-            x = x + layer.down.forward(silu(gate) * up)
-            if number + 1 in self._feature_layers:
-                features[number + 1] = x
-        return self._head.forward(self._norm(x[rows], self._final_norm)), features
-
-    def _attention(
-        self,
-        number: int,
-        layer: _Layer,
-        x: Tensor,
-        angles: tuple[Tensor, Tensor],
-        store: KVStore,
-        plan: AttentionPlan,
-    ) -> Tensor:
-        qkv = layer.qkv.forward(self._norm(x, layer.before_attention))
-        heads = qkv.view(len(x), -1, self._head_dim)
-        turned = rotate(heads[:, : self._heads + self._kv_heads], angles)
-        store.write(
-            number,
-            plan.new_slots,
-            turned[:, self._heads :],
-            heads[:, self._heads + self._kv_heads :],
-        )
-        query = turned[:, : self._heads].transpose(0, 1)[None]
-        attended = attend(query, store.keys[number], store.values[number], plan)
-        return layer.out.forward(attended.reshape(len(x), -1))
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """In float32, as transformers has it, but for the weight."""
-        return weight * rms_norm(x.float(), weight.shape, None, self._eps).to(x.dtype)
+            normal = steps.add_norm(x, delta, layer.before_attention, eps)
+            if number in self._feature_layers:
+                features[number] = x.clone()
+            qkv = layer.qkv.forward(normal)
+            attended = steps.attend(qkv, angles, store.keys[number], store.values[number], plan)
+            normal = steps.add_norm(x, layer.out.forward(attended), layer.before_mlp, eps)
+            delta = layer.down.forward(steps.gate(layer.gate_up.forward(normal)))
+        normal = steps.add_norm(x, delta, self._final_norm, eps)
+        if len(self._layers) in self._feature_layers:
+            features[len(self._layers)] = x
+        return self._head.forward(normal[rows]), features
 
 
 def _take_over(layer: Any) -> _Layer:
