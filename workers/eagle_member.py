@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from workers.draft import DraftUpdate, Features
-from workers.engine.attention import grouped_attention
-from workers.engine.eagle import EagleModel, rotary
+from workers.engine.eagle import EagleModel
+from workers.engine.eagle_pass import EaglePass, KeysAndValues, NewRows
 from workers.speculation.tree import SparseLaw
 from workers.tree_growth import TreePath
 
@@ -21,46 +21,6 @@ from workers.tree_growth import TreePath
 CATCH_UP = 256
 # Tokens of each law that are told.
 LIKELIEST = 8
-_FIRST_SLOTS = 256
-
-
-class _KeysAndValues:
-    """Of one sequence: committed pairs, and behind them the tree's nodes in the order of asking.
-
-    keys, values: [slots, kv_heads, head_dim] float32, doubled as they fill up.
-    """
-
-    def __init__(self, kv_heads: int, head_dim: int, device: torch.device) -> None:
-        shape = (_FIRST_SLOTS, kv_heads, head_dim)
-        self.keys = torch.zeros(shape, device=device)
-        self.values = torch.zeros(shape, device=device)
-        self.committed = 0
-        self.nodes = 0
-
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """Behind all there is: [rows, kv_heads, head_dim]."""
-        first = self.committed + self.nodes
-        self._make_room(first + len(keys))
-        self.keys[first : first + len(keys)] = keys
-        self.values[first : first + len(keys)] = values
-        self.nodes += len(keys)
-
-    def attend(self, query: Tensor, seen: Tensor) -> Tensor:
-        """query [rows, heads, head_dim] of the newest rows to all that is committed, and of the
-        rest to what `seen` [rows, nodes] says -> [rows, heads * head_dim].
-        """
-        size = self.committed + self.nodes
-        keys, values = (x[:size].transpose(0, 1)[None] for x in (self.keys, self.values))
-        bias = query.new_zeros(len(query), size)
-        bias[:, self.committed :].masked_fill_(~seen, float("-inf"))
-        groups = query.shape[1] // keys.shape[1]
-        bias = bias.repeat(groups, 1)[None, None]
-        return grouped_attention(query.transpose(0, 1)[None], keys, values, bias)[0].flatten(1)
-
-    def _make_room(self, size: int) -> None:
-        while size > len(self.keys):
-            self.keys = torch.cat([self.keys, torch.zeros_like(self.keys)])
-            self.values = torch.cat([self.values, torch.zeros_like(self.values)])
 
 
 @dataclass(slots=True)
@@ -68,7 +28,7 @@ class _Followed:
     """One sequence. `first`: the position of its first pair; features: of positions from the first
     pair not yet taken in, one tensor per update; root: the state after the last pair."""
 
-    kv: _KeysAndValues
+    kv: KeysAndValues
     tokens: list[int] = field(default_factory=list)
     first: int = 0
     features: list[Tensor] = field(default_factory=list)
@@ -97,25 +57,12 @@ class _Followed:
         return waiting[:most]
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """New rows of one sequence in a pass: tokens, what stands in for the target's hidden states
-    before them [rows, hidden], positions among pairs, and which nodes, old and new, each of them
-    sees [rows, nodes].
-    """
-
-    followed: _Followed
-    tokens: Sequence[int]
-    hidden: Tensor
-    positions: Sequence[int]
-    seen: Tensor
-
-
 class EagleMember:
     """Answers, for nodes of any number of sequences in one pass, which tokens may follow."""
 
     def __init__(self, model: EagleModel) -> None:
         self._model = model
+        self._pass = EaglePass(model)
         self._layers = model.config.feature_layers
         self._ids = model.vocabulary.tolist()
         self._followed: dict[int, _Followed] = {}
@@ -123,7 +70,7 @@ class EagleMember:
     def commit(self, update: DraftUpdate) -> None:
         """Learn what the target said and how it felt. An update that does not fit is ignored."""
         if update.start == 0:
-            self._followed[update.sequence] = _Followed(self._empty())
+            self._followed[update.sequence] = _Followed(self._pass.new_sequence())
         followed = self._followed.get(update.sequence)
         if followed is None or len(followed.tokens) != update.start:
             return
@@ -146,16 +93,17 @@ class EagleMember:
         """Take in what the target said meanwhile. What may follow the last token, for those
         sequences that are taken in wholly.
         """
-        rows = []
+        behind, rows = [], []
         for sequence in sequences:
             followed = self._followed[sequence]
             followed.place, followed.states, followed.kv.nodes = {}, [], 0
             if own := self._next_pairs(followed):
+                behind.append(followed)
                 rows.append(own)
-        for own, states in zip(rows, self._run(rows), strict=True):
-            own.followed.kv.committed += own.followed.kv.nodes
-            own.followed.kv.nodes = 0
-            own.followed.root = states[-1]
+        for followed, states in zip(behind, self._run(rows), strict=True):
+            followed.kv.committed += followed.kv.nodes
+            followed.kv.nodes = 0
+            followed.root = states[-1]
         roots = {s: root for s in sequences if (root := self._root(self._followed[s])) is not None}
         return dict(zip(roots, self._laws(list(roots.values())), strict=True))
 
@@ -167,39 +115,34 @@ class EagleMember:
         """
         rows = [self._nodes(self._followed[sequence], paths) for sequence, paths in questions]
         passed = self._run(rows)
-        for (_, paths), own, states in zip(questions, rows, passed, strict=True):
-            first = len(own.followed.states)
-            own.followed.place |= {path: first + row for row, path in enumerate(paths)}
-            own.followed.states.extend(states)
+        for (sequence, paths), states in zip(questions, passed, strict=True):
+            followed = self._followed[sequence]
+            first = len(followed.states)
+            followed.place |= {path: first + row for row, path in enumerate(paths)}
+            followed.states.extend(states)
         laws = iter(self._laws([state for states in passed for state in states]))
         return [[next(laws) for _ in paths] for _, paths in questions]
-
-    def _empty(self) -> _KeysAndValues:
-        config = self._model.config
-        return _KeysAndValues(
-            config.num_key_value_heads, config.head_dim, self._model.embedding.device
-        )
 
     def _root(self, followed: _Followed) -> Tensor | None:
         """The state after the last token, once everything before it is taken in."""
         done = followed.first + followed.kv.committed == len(followed.tokens) - 1
         return followed.root if done else None
 
-    def _next_pairs(self, followed: _Followed) -> _Rows | None:
+    def _next_pairs(self, followed: _Followed) -> NewRows | None:
         """Pairs not yet taken in, as many as a call should."""
         start = followed.first + followed.kv.committed
         size = min(CATCH_UP, followed.waiting, len(followed.tokens) - 1 - start)
         if size <= 0:
             return None
-        return _Rows(
-            followed,
+        return NewRows(
+            followed.kv,
             followed.tokens[start + 1 : start + 1 + size],
             self._model.fuse(followed.take(size)),
             range(followed.kv.committed, followed.kv.committed + size),
             torch.ones(size, size, dtype=torch.bool).tril(),
         )
 
-    def _nodes(self, followed: _Followed, paths: Sequence[TreePath]) -> _Rows:
+    def _nodes(self, followed: _Followed, paths: Sequence[TreePath]) -> NewRows:
         assert followed.root is not None, "only a sequence that was taken in wholly is asked about"
         old = followed.kv.nodes
         parents = [
@@ -212,44 +155,27 @@ class EagleMember:
             for depth in range(1, len(path)):
                 seen[row, followed.place[path[:depth]]] = True
         last = followed.kv.committed - 1
-        return _Rows(
-            followed,
+        return NewRows(
+            followed.kv,
             [path[-1] for path in paths],
             torch.stack(parents),
             [last + len(path) for path in paths],
             seen,
         )
 
-    def _run(self, rows: Sequence[_Rows]) -> list[Tensor]:
+    def _run(self, rows: Sequence[NewRows]) -> list[Tensor]:
         """One pass over all rows: their new states [rows, hidden], by sequence."""
         if not rows:
             return []
-        model = self._model
-        device = model.embedding.device
-        tokens = torch.tensor([token for own in rows for token in own.tokens], device=device)
-        positions = torch.tensor([p for own in rows for p in own.positions], device=device)
-        hidden = torch.cat([own.hidden for own in rows])
-        sizes = [len(own.tokens) for own in rows]
-        query, key, value = (
-            part.split(sizes)
-            for part in model.midlayer.project(
-                model.embed(tokens), hidden, rotary(model.config, positions)
-            )
-        )
-        attended = []
-        for own, q, k, v in zip(rows, query, key, value, strict=True):
-            own.followed.kv.append(k, v)
-            attended.append(own.followed.kv.attend(q, own.seen.to(device)))
-        return list(model.midlayer.finish(hidden, torch.cat(attended)).split(sizes))
+        return list(self._pass.run(rows).split([len(own.tokens) for own in rows]))
 
     def _laws(self, states: Sequence[Tensor]) -> list[SparseLaw]:
         """The likeliest tokens after each state [hidden], and their probabilities."""
         if not states:
             return []
-        logits = self._model.logits(torch.stack(list(states))).float()
-        top = logits.topk(min(LIKELIEST, logits.shape[-1]), -1)
-        probs = (top.values - logits.logsumexp(-1, keepdim=True)).exp()
+        probs = self._pass.logits(torch.stack(list(states))).float().softmax(-1)
+        top = probs.topk(min(LIKELIEST, probs.shape[-1]), -1)
         return [
             SparseLaw(tuple(self._ids[token] for token in ids), tuple(own))
-            for ids, own in zip(top.indices.tolist(), probs.tolist(), strict=True)
+            for ids, own in zip(top.indices.tolist(), top.values.tolist(), strict=True)
         ]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from workers.engine.pack import Pack, Segment
+from workers.engine.pack import Pack
 
 IMPLEMENTATION = "outrider"
 
@@ -22,41 +22,42 @@ IMPLEMENTATION = "outrider"
 class SegmentPlan:
     """One segment, ready for attention in every layer.
 
-    slots: [start + T] of all its tokens; groups: query heads per KV head.
+    slots: of all keys; extent: the range that they are, if they are one; seen [T, n] bool: which of
+    the last n keys each query sees, all of the keys before; groups: query heads per KV head.
     """
 
-    segment: Segment
     slots: Tensor
+    extent: tuple[int, int] | None
+    seen: Tensor
     groups: int
     dtype: torch.dtype
 
     @property
     def size(self) -> int:
-        """T, the number of its new tokens."""
-        return len(self.segment.tokens)
+        """T, the number of queries."""
+        return len(self.seen)
 
     @cached_property
     def bias(self) -> Tensor | None:
-        """[1, 1, groups * T, start + T]: 0 where a query sees a key, -inf elsewhere, the T rows
+        """[1, 1, groups * T, keys]: 0 where a query sees a key, -inf elsewhere, the T rows
         repeated once per query head of a KV head; None when every query sees every key.
         """
-        if self.size == 1:
+        if self.seen.all():
             return None
         bias = torch.zeros(self.size, len(self.slots), dtype=self.dtype)
-        bias[:, self.segment.start :].masked_fill_(~self.segment.visible(), float("-inf"))
+        bias[:, -self.seen.shape[1] :].masked_fill_(~self.seen, float("-inf"))
         return bias.repeat(self.groups, 1).to(self.slots.device)[None, None]
 
     @cached_property
     def unseen(self) -> Tensor:
-        """Of the new tokens alone, keys below each other: [T keys, T queries] float32."""
-        hidden = ~self.segment.visible().T
+        """Of the last keys alone, below each other: [n, T] float32, 0 or -inf."""
+        hidden = ~self.seen.T
         return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
     def gather(self, store: Tensor) -> Tensor:
-        """[slots, kv_heads, head_dim] -> [1, kv_heads, start + T, head_dim], a view if it can."""
-        if len(self.segment.extents) == 1:
-            begin, end = self.segment.extents[0]
-            own = store[begin:end]
+        """[slots, kv_heads, head_dim] -> [1, kv_heads, keys, head_dim], a view if it can."""
+        if self.extent is not None:
+            own = store[self.extent[0] : self.extent[1]]
         else:
             own = store.index_select(0, self.slots)
         return own.transpose(0, 1)[None]
@@ -77,7 +78,13 @@ class AttentionPlan:
         slots = [segment.slots() for segment in pack.segments]
         return cls(
             segments=tuple(
-                SegmentPlan(segment, own.to(device), groups, dtype)
+                SegmentPlan(
+                    own.to(device),
+                    segment.extents[0] if len(segment.extents) == 1 else None,
+                    segment.visible(),
+                    groups,
+                    dtype,
+                )
                 for segment, own in zip(pack.segments, slots, strict=True)
             ),
             new_slots=torch.cat(

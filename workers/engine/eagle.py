@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
 from workers.engine.attention import rotate
-from workers.engine.packed_linear import can_pack, pack_linears, pack_linears_in_bfloat16
+from workers.engine.packed_linear import can_pack, pack_linears
 from workers.engine.weights import TargetIdentity, Weights, identity_of
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -75,13 +75,18 @@ class EagleModel(nn.Module):
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("vocabulary", vocabulary, persistent=False)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its states: float32 as trained; `optimise_eagle` may choose bfloat16."""
+        return self.norm.weight.dtype
+
     def embed(self, tokens: Tensor) -> Tensor:
-        """The target's embeddings of its tokens: [..., hidden] float32."""
-        return self.embedding[tokens].float()
+        """The target's embeddings of its tokens: [..., hidden]."""
+        return self.embedding[tokens].to(self.dtype)
 
     def fuse(self, features: Tensor) -> Tensor:
         """Hidden states of the target [..., layers * hidden] into one."""
-        fused: Tensor = self.fc(features.float())
+        fused: Tensor = self.fc(features.to(self.dtype))
         return fused
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -91,7 +96,7 @@ class EagleModel(nn.Module):
 
 
 class Norm(nn.Module):
-    """RMS norm in float32, whatever comes in."""
+    """RMS norm in float32, whatever comes in, given back as its weight is."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -99,7 +104,8 @@ class Norm(nn.Module):
         self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x.float(), self.weight.shape, self.weight, self._eps)
+        weight = self.weight.float()
+        return rms_norm(x.float(), weight.shape, weight, self._eps).to(self.weight.dtype)
 
 
 class MidLayer(nn.Module):
@@ -318,6 +324,6 @@ def optimise_eagle(model: EagleModel) -> None:
     """Give it the machine's fastest layers, in place; a draft only guesses, so bfloat16 will do."""
     device = model.embedding.device
     if can_pack(torch.bfloat16, device):
-        pack_linears_in_bfloat16(model)
+        pack_linears(model.to(torch.bfloat16))
     elif can_pack(torch.float32, device):
         pack_linears(model)

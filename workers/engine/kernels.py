@@ -132,12 +132,18 @@ def _exp(x: Any) -> Any:
 
 # The sum may be taken in any order, the same for every row.
 @_compiled("contract", "reassoc")
-def _norm_row(row: Any, weight: Any, out: Any, eps: Any) -> None:
+def _sum_of_squares(row: Any) -> Any:
     total = np.float32(0)
     for i in range(len(row)):
         value = _widen(row[i])
         total += value * value
-    factor = np.float32(1) / np.sqrt(total / np.float32(len(row)) + np.float32(eps))
+    return total
+
+
+@_compiled("contract")
+def _norm_row(row: Any, weight: Any, out: Any, eps: Any) -> None:
+    mean = _sum_of_squares(row) / np.float32(len(row))
+    factor = np.float32(1) / np.sqrt(mean + np.float32(eps))
     for i in range(len(row)):
         normal = _widen(_narrow(_widen(row[i]) * factor, row[i]))
         out[i] = _narrow(normal * _widen(weight[i]), row[i])
@@ -418,7 +424,8 @@ def _attend(
     in lanes, padded with zeros.
     """
     heads, head_dim = len(query), query.shape[2]
-    kv_heads, rows, count = keys.shape[1], len(unseen), len(slots)
+    kv_heads, count = keys.shape[1], len(slots)
+    fresh, rows = unseen.shape
     groups = heads // kv_heads
     lanes = _up_to(groups * rows, LANES)
     wide = _up_to(head_dim, LANES)
@@ -438,8 +445,8 @@ def _attend(
             _gather(keys, slots, head, key, size, chunk)
             padded = _up_to(size, _TILE)
             _add_product(chunk[:padded], asked, scores[key : key + padded])
-        for key in range(rows):
-            own = scores[count - rows + key]
+        for key in range(fresh):
+            own = scores[count - fresh + key]
             for lane in range(groups * rows):
                 own[lane] += unseen[key, lane % rows]
         _softmax(scores[:count], most, total)
@@ -468,6 +475,7 @@ def attend(
     first: int,
     rows: int,
     count: int,
+    fresh: int,
     heads: int,
     kv_heads: int,
     head_dim: int,
@@ -477,8 +485,8 @@ def attend(
 ) -> None:
     """Rows first to first + rows of query [heads, total_rows, head_dim] against keys and values
     [pool, kv_heads, head_dim] at slots [count], into those rows of out [total_rows, heads,
-    head_dim]. The last `rows` keys are the rows' own: unseen [key, row] float32 is 0 where a row
-    sees such a key, -inf elsewhere.
+    head_dim]. Of the last keys, unseen [fresh, rows] float32 is 0 where a row sees one and -inf
+    elsewhere; all before are seen.
 
     Keys are taken one after the other, and one that is not seen changes no bit: a row has the same
     bits in a tree as alone, wherever its keys lie.
@@ -486,7 +494,7 @@ def attend(
     store = pool, kv_heads, head_dim
     asked, given = (heads, total_rows, head_dim), (total_rows, heads, head_dim)
     own = carray(_pointer(slots), (count,), np.int64)
-    hidden = carray(_pointer(unseen), (rows, rows), np.float32)
+    hidden = carray(_pointer(unseen), (fresh, rows), np.float32)
     scale = np.float32(scaling)
     if width == 2:
         _attend(

@@ -187,6 +187,7 @@ class CompiledSteps:
             first,
             segment.size,
             len(segment.slots),
+            len(segment.unseen),
             shape.heads,
             shape.kv_heads,
             shape.head_dim,

@@ -49,27 +49,6 @@ def pack_linears(module: nn.Module) -> None:
             pack_linears(child)
 
 
-class _Bfloat16Linear(nn.Module):
-    """A packed bfloat16 layer between float32 activations."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self._inner = PackedLinear(linear.to(torch.bfloat16))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._inner(x.to(torch.bfloat16))
-        return out.float()
-
-
-def pack_linears_in_bfloat16(module: nn.Module) -> None:
-    """Replace every linear layer below a float32 `module`, in place: half the bytes to read."""
-    for name, child in list(module.named_children()):
-        if isinstance(child, nn.Linear):
-            setattr(module, name, _Bfloat16Linear(child))
-        else:
-            pack_linears_in_bfloat16(child)
-
-
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this machine runs packed layers of this kind."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():

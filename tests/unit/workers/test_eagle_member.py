@@ -21,8 +21,9 @@ from tests.eagles import (
 )
 from workers import eagle_member
 from workers.draft import DraftUpdate, Features
-from workers.eagle_member import _FIRST_SLOTS, LIKELIEST, EagleMember
+from workers.eagle_member import LIKELIEST, EagleMember
 from workers.engine.eagle import EagleModel
+from workers.engine.eagle_pass import _FIRST_SLOTS
 from workers.speculation.tree import SparseLaw
 from workers.tree_growth import TreePath as Tokens
 
@@ -307,7 +308,7 @@ def test_a_pass_that_fails_costs_what_it_took_in_and_no_more(
 ) -> None:
     tell(member, TOKENS[:20], FEATURES)
     with monkeypatch.context() as broken:
-        broken.setattr(model.midlayer, "finish", lambda *_: 1 / 0)
+        broken.setattr(model.midlayer.down_proj, "forward", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             member.catch_up([0])
     assert member.catch_up([0]) == {}

@@ -4,12 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workers.engine.packed_linear import (
-    PackedLinear,
-    can_pack,
-    pack_linears,
-    pack_linears_in_bfloat16,
-)
+from workers.engine.packed_linear import PackedLinear, can_pack, pack_linears
 
 CPU = torch.device("cpu")
 BFLOAT16 = pytest.param(
@@ -75,21 +70,6 @@ def test_linears_at_any_depth_are_replaced_and_a_tied_embedding_stays(dtype: tor
     rows = model["embed"](torch.tensor([3, 7]))
     expected = rows.float() @ embedding.weight.float().T
     torch.testing.assert_close(model["head"](rows).float(), expected, **tolerance(dtype))
-
-
-@pytest.mark.skipif(not can_pack(torch.bfloat16, CPU), reason="needs oneDNN's bfloat16")
-@torch.inference_mode()
-def test_a_float32_module_may_have_bfloat16_layers() -> None:
-    """At any depth; what goes in and comes out stays float32."""
-    model = nn.Sequential(nn.Sequential(linear(True, torch.float32)), nn.SiLU())
-    x = rows_of(1, 5, 48, dtype=torch.float32)
-    expected = model(x)
-    pack_linears_in_bfloat16(model)
-    assert not list(model.parameters())
-    out = model(x)
-    assert out.dtype == torch.float32
-    torch.testing.assert_close(out, expected, **tolerance(torch.bfloat16))
-    assert not torch.equal(out, expected)
 
 
 def test_float16_and_gpus_are_left_to_torch() -> None:
