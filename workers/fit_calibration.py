@@ -16,11 +16,12 @@ from workers.calibration import UNCALIBRATED, Calibration, Pool, Regime, log_odd
 from workers.draft import DraftUpdate
 from workers.eagle_member import LIKELIEST
 from workers.ngram_member import NgramMember
+from workers.speculation.tree import SparseLaw
 from workers.training.batch import BATCH_TEXTS, collate
 from workers.training.distil import Student
 from workers.training.ngram_table import ORDER
 from workers.training.teacher import TeacherText
-from workers.tree_growth import NEGLIGIBLE
+from workers.tree_growth import NEGLIGIBLE, likely
 
 LEVELS = 3
 """How far below what the target said the neural member is looked at."""
@@ -107,7 +108,7 @@ def _neural_laws(
             top = logits.softmax(-1).topk(min(LIKELIEST, logits.shape[-1]), -1)
             found[row].append(
                 [
-                    {vocabulary[i]: p for i, p in zip(ids, probs, strict=True)}
+                    likely(SparseLaw(tuple(vocabulary[i] for i in ids), tuple(probs)))
                     for ids, probs in zip(top.indices.tolist(), top.values.tolist(), strict=True)
                 ]
             )

@@ -27,7 +27,7 @@ SUFFIX, TABLE, NEURAL = "suffix", "table", "neural"
 # A path less likely than this is no guess. It is far below what a row of the verify pass costs: the
 # budget says what may be paid for, and within it a weak guess beats none.
 LEAST_CONFIDENCE = 0.003
-# A guess of the n-grams with less is not looked at.
+# What a member gives less is not looked at.
 NEGLIGIBLE = 0.005
 # Nodes that the neural member is asked about in one round; it reads 8 rows about as fast as 1.
 ROUND_NODES = 8
@@ -164,19 +164,26 @@ class GrowingTree:
 
     def _combine(self, path: TreePath) -> list[Guess]:
         near, heard = self._near_law(path), self._heard.get(path)
-        neural = dict(zip(heard.ids, heard.probs, strict=True)) if heard else {}
+        by_neural = likely(heard) if heard else {}
         if near is None:
             pool = self._regime.neural
         else:
             pool = (self._regime.both if heard else self._regime.ngram)[near.order]
         by_ngram = {} if near is None else near.likely(NEGLIGIBLE)
-        guesses = []
-        for token in by_ngram.keys() | neural.keys():
-            own, other = by_ngram.get(token, 0.0), neural.get(token, 0.0)
-            confidence = pool.confidence(own, other, len(path))
-            guesses.append(Guess(token, confidence, _member(near, token, own, other)))
-        guesses.sort(key=lambda guess: (-guess.confidence, guess.token))
-        return guesses[: self._children]
+        level = len(path)
+        rated = [
+            (-pool.confidence(by_ngram.get(token, 0.0), by_neural.get(token, 0.0), level), token)
+            for token in by_ngram.keys() | by_neural.keys()
+        ]
+        rated.sort()
+        return [
+            Guess(
+                token,
+                -negative,
+                _member(near, token, by_ngram.get(token, 0.0), by_neural.get(token, 0.0)),
+            )
+            for negative, token in rated[: self._children]
+        ]
 
     def _near_law(self, path: TreePath) -> NgramLaw | None:
         if self._ngram is None:
@@ -186,6 +193,15 @@ class GrowingTree:
             context = (*self._tail, *path)[-ORDER:]
             found = self._near[path] = self._ngram.law(self.request.sequence, context)
         return found
+
+
+def likely(law: SparseLaw) -> dict[int, float]:
+    """What of a neural member's law is looked at."""
+    return {
+        token: probability
+        for token, probability in zip(law.ids, law.probs, strict=True)
+        if probability >= NEGLIGIBLE
+    }
 
 
 def _member(near: NgramLaw | None, token: int, by_ngram: float, by_neural: float) -> str:
