@@ -11,7 +11,7 @@ yield (design.md, section 4).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 
@@ -170,18 +170,15 @@ class GrowingTree:
         else:
             pool = (self._regime.both if heard else self._regime.ngram)[near.order]
         by_ngram = {} if near is None else near.likely(NEGLIGIBLE)
-        level = len(path)
-        rated = [
-            (-pool.confidence(by_ngram.get(token, 0.0), by_neural.get(token, 0.0), level), token)
-            for token in by_ngram.keys() | by_neural.keys()
-        ]
-        rated.sort()
-        return [
-            Guess(
+        rated = sorted(
+            (
+                -pool.confidence(by_ngram.get(token, 0.0), by_neural.get(token, 0.0), len(path)),
                 token,
-                -negative,
-                _member(near, token, by_ngram.get(token, 0.0), by_neural.get(token, 0.0)),
             )
+            for token in by_ngram.keys() | by_neural.keys()
+        )
+        return [
+            Guess(token, -negative, _member(near, token, by_ngram, by_neural))
             for negative, token in rated[: self._children]
         ]
 
@@ -204,8 +201,10 @@ def likely(law: SparseLaw) -> dict[int, float]:
     }
 
 
-def _member(near: NgramLaw | None, token: int, by_ngram: float, by_neural: float) -> str:
+def _member(
+    near: NgramLaw | None, token: int, by_ngram: Mapping[int, float], by_neural: Mapping[int, float]
+) -> str:
     """Who gave a token the most."""
-    if near is None or by_neural > by_ngram:
+    if near is None or by_neural.get(token, 0.0) > by_ngram.get(token, 0.0):
         return NEURAL
     return SUFFIX if near.suffix.get(token, 0.0) >= near.table.get(token, 0.0) else TABLE

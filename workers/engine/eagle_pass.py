@@ -71,6 +71,14 @@ class EaglePass:
         )
         self._steps = open_steps(self._shape, model.dtype, self._device)
         self._eps = config.rms_norm_eps
+        self._probe()
+
+    @torch.inference_mode()
+    def _probe(self) -> None:
+        """Run one row: what is compiled at its first call is not so in somebody's request."""
+        hidden = torch.zeros(1, self._model.config.hidden_size, dtype=self._model.dtype)
+        seen = torch.ones(1, 1, dtype=torch.bool)
+        self.run([NewRows(self.new_sequence(), (0,), hidden.to(self._device), (0,), seen)])
 
     def new_sequence(self) -> KeysAndValues:
         """Nothing yet."""

@@ -7,7 +7,8 @@ contiguous tensors as integers: numba unwraps an integer in nanoseconds, an arra
 Every kernel takes the rows one by one or side by side in a vector's lanes, in one thread: a row has
 the same bits in any company. A second pool of threads would fight torch's for the cores.
 
-`width` is the bytes of an element: 4 for float32, 2 for bfloat16, which numba knows as uint16 only.
+Of two dtypes a kernel is told by `like`, FLOAT32 or BFLOAT16, and compiled for each at its first
+call. numba knows bfloat16 as uint16 only.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,9 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
+
+FLOAT32, BFLOAT16 = np.float32(0), np.uint16(0)
+_SLOT = np.int64(0)
 
 # Rows in a vector's lanes, and the rows of the other matrix that a tile of a product has.
 LANES = 16
@@ -49,13 +53,14 @@ def _generated(generator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_generated
-def _pointer(_: Any, address: types.Type) -> Any:
-    """An address as something that `carray` takes."""
+def _pointer(_: Any, address: types.Type, like: types.Type) -> Any:
+    """An address as one of elements like another, which `carray` takes."""
+    kind = types.CPointer(like)
 
-    def generate(_c: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
-        return builder.inttoptr(values[0], ir.IntType(8).as_pointer())
+    def generate(context: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
+        return builder.inttoptr(values[0], context.get_value_type(kind))
 
-    return types.voidptr(address), generate
+    return kind(address, like), generate
 
 
 @_generated
@@ -150,65 +155,34 @@ def _norm_row(row: Any, weight: Any, out: Any, eps: Any) -> None:
 
 
 @_compiled("contract")
-def _add_norm(x: Any, delta: Any, weight: Any, out: Any, eps: Any) -> None:
-    for row in range(len(x)):
-        own, more = x[row], delta[row]
-        for i in range(len(own)):
-            own[i] = _narrow(_widen(own[i]) + _widen(more[i]), own[i])
-        _norm_row(own, weight, out[row], eps)
-
-
-@_compiled("contract")
 def add_norm(
-    x: int, delta: int, weight: int, out: int, rows: int, size: int, eps: float, width: int
+    x: int, delta: int, weight: int, out: int, rows: int, size: int, eps: float, like: Any
 ) -> None:
     """x += delta; out = the RMS norm of x, times the weight: x, delta, out [rows, size].
 
     The sum, the norm and the product are rounded to the element, as torch's would be.
     """
     shape = rows, size
-    if width == 2:
-        _add_norm(
-            carray(_pointer(x), shape, np.uint16),
-            carray(_pointer(delta), shape, np.uint16),
-            carray(_pointer(weight), (size,), np.uint16),
-            carray(_pointer(out), shape, np.uint16),
-            eps,
-        )
-    else:
-        _add_norm(
-            carray(_pointer(x), shape, np.float32),
-            carray(_pointer(delta), shape, np.float32),
-            carray(_pointer(weight), (size,), np.float32),
-            carray(_pointer(out), shape, np.float32),
-            eps,
-        )
+    sums, deltas = carray(_pointer(x, like), shape), carray(_pointer(delta, like), shape)
+    weights, normals = carray(_pointer(weight, like), (size,)), carray(_pointer(out, like), shape)
+    for row in range(rows):
+        own, more = sums[row], deltas[row]
+        for i in range(size):
+            own[i] = _narrow(_widen(own[i]) + _widen(more[i]), own[i])
+        _norm_row(own, weights, normals[row], eps)
 
 
 @_compiled("contract")
-def _gate(gate_up: Any, out: Any) -> None:
-    size = out.shape[1]
-    for row in range(len(out)):
-        both, to = gate_up[row], out[row]
+def gate(gate_up: int, out: int, rows: int, size: int, like: Any) -> None:
+    """out [rows, size] = silu(gate) * up of gate_up [rows, gate and up: 2 * size]."""
+    given = carray(_pointer(gate_up, like), (rows, 2 * size))
+    result = carray(_pointer(out, like), (rows, size))
+    for row in range(rows):
+        both, to = given[row], result[row]
         for i in range(size):
             x = _widen(both[i])
             silu = _narrow(x / (np.float32(1) + _exp(-x)), both[i])
             to[i] = _narrow(_widen(silu) * _widen(both[size + i]), both[i])
-
-
-@_compiled("contract")
-def gate(gate_up: int, out: int, rows: int, size: int, width: int) -> None:
-    """out [rows, size] = silu(gate) * up of gate_up [rows, gate and up: 2 * size]."""
-    if width == 2:
-        _gate(
-            carray(_pointer(gate_up), (rows, 2 * size), np.uint16),
-            carray(_pointer(out), (rows, size), np.uint16),
-        )
-    else:
-        _gate(
-            carray(_pointer(gate_up), (rows, 2 * size), np.float32),
-            carray(_pointer(out), (rows, size), np.float32),
-        )
 
 
 @_compiled()
@@ -254,7 +228,7 @@ def rotate_and_store(
     kv_heads: int,
     head_dim: int,
     pool: int,
-    width: int,
+    like: Any,
 ) -> None:
     """Turn the queries and keys of qkv [rows, heads + 2 * kv_heads, head_dim] by the angles of
     their rows, cosine and sine [rows, head_dim]; queries to query [heads, rows, head_dim], keys and
@@ -262,27 +236,15 @@ def rotate_and_store(
     """
     first, angle = (rows, heads + 2 * kv_heads, head_dim), (rows, head_dim)
     store, turned = (pool, kv_heads, head_dim), (heads, rows, head_dim)
-    own = carray(_pointer(slots), (rows,), np.int64)
-    if width == 2:
-        _rotate_and_store(
-            carray(_pointer(qkv), first, np.uint16),
-            carray(_pointer(cosine), angle, np.uint16),
-            carray(_pointer(sine), angle, np.uint16),
-            own,
-            carray(_pointer(keys), store, np.uint16),
-            carray(_pointer(values), store, np.uint16),
-            carray(_pointer(query), turned, np.uint16),
-        )
-    else:
-        _rotate_and_store(
-            carray(_pointer(qkv), first, np.float32),
-            carray(_pointer(cosine), angle, np.float32),
-            carray(_pointer(sine), angle, np.float32),
-            own,
-            carray(_pointer(keys), store, np.float32),
-            carray(_pointer(values), store, np.float32),
-            carray(_pointer(query), turned, np.float32),
-        )
+    _rotate_and_store(
+        carray(_pointer(qkv, like), first),
+        carray(_pointer(cosine, like), angle),
+        carray(_pointer(sine, like), angle),
+        carray(_pointer(slots, _SLOT), (rows,)),
+        carray(_pointer(keys, like), store),
+        carray(_pointer(values, like), store),
+        carray(_pointer(query, like), turned),
+    )
 
 
 # -- attention -------------------------------------------------------------------------------------
@@ -481,7 +443,7 @@ def attend(
     head_dim: int,
     pool: int,
     scaling: float,
-    width: int,
+    like: Any,
 ) -> None:
     """Rows first to first + rows of query [heads, total_rows, head_dim] against keys and values
     [pool, kv_heads, head_dim] at slots [count], into those rows of out [total_rows, heads,
@@ -493,28 +455,13 @@ def attend(
     """
     store = pool, kv_heads, head_dim
     asked, given = (heads, total_rows, head_dim), (total_rows, heads, head_dim)
-    own = carray(_pointer(slots), (count,), np.int64)
-    hidden = carray(_pointer(unseen), (fresh, rows), np.float32)
-    scale = np.float32(scaling)
-    if width == 2:
-        _attend(
-            carray(_pointer(query), asked, np.uint16),
-            carray(_pointer(keys), store, np.uint16),
-            carray(_pointer(values), store, np.uint16),
-            own,
-            hidden,
-            first,
-            scale,
-            carray(_pointer(out), given, np.uint16),
-        )
-    else:
-        _attend(
-            carray(_pointer(query), asked, np.float32),
-            carray(_pointer(keys), store, np.float32),
-            carray(_pointer(values), store, np.float32),
-            own,
-            hidden,
-            first,
-            scale,
-            carray(_pointer(out), given, np.float32),
-        )
+    _attend(
+        carray(_pointer(query, like), asked),
+        carray(_pointer(keys, like), store),
+        carray(_pointer(values, like), store),
+        carray(_pointer(slots, _SLOT), (count,)),
+        carray(_pointer(unseen, FLOAT32), (fresh, rows)),
+        first,
+        np.float32(scaling),
+        carray(_pointer(out, like), given),
+    )

@@ -4,7 +4,7 @@ Steps keep no state between calls: several passes may use one.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -118,7 +118,7 @@ class CompiledSteps:
             rows,
             size,
             eps,
-            x.element_size(),
+            _element(x),
         )
         return out
 
@@ -126,7 +126,7 @@ class CompiledSteps:
         """As `LayerSteps` has it."""
         rows, size = len(gate_up), gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, size)
-        kernels.gate(_address(gate_up), _address(out), rows, size, out.element_size())
+        kernels.gate(_address(gate_up), _address(out), rows, size, _element(out))
         return out
 
     def attend(
@@ -154,7 +154,7 @@ class CompiledSteps:
             shape.kv_heads,
             shape.head_dim,
             len(keys),
-            qkv.element_size(),
+            _element(qkv),
         )
         out = qkv.new_empty(rows, shape.heads, shape.head_dim)
         first = 0
@@ -195,8 +195,13 @@ class CompiledSteps:
             shape.head_dim,
             len(keys),
             self._scaling,
-            out.element_size(),
+            _element(out),
         )
+
+
+def _element(x: Tensor) -> Any:
+    """What a kernel is to take a tensor's elements for."""
+    return kernels.FLOAT32 if x.dtype == torch.float32 else kernels.BFLOAT16
 
 
 def _address(x: Tensor) -> int:
