@@ -39,9 +39,10 @@ def _readme(kind: DraftKind, card: Mapping[str, Any]) -> str:
 def _training(card: Mapping[str, Any]) -> str:
     hits = " ".join(f"{hit:.3f}" for hit in card["hits"])
     losses = " ".join(f"{loss:.2f}" for loss in card["losses"])
+    began = f", begun with the weights of {card['start_from']}" if card["start_from"] else ""
     return (
-        f"## Training\n\n{card['steps']:,} steps, {card['vocabulary']:,} tokens that it can guess. "
-        f"Loss by twentieth of the training: {losses}.\n\n"
+        f"## Training\n\n{card['steps']:,} steps{began}; {card['vocabulary']:,} tokens that it can "
+        f"guess. Loss by twentieth of the training: {losses}.\n\n"
         "On held-out answers, the share of guesses that are the target's likeliest token, by how "
         f"far ahead: {hits}; among three: {card['top3']:.3f}; overlap with the target's law at "
         f"temperature 1: {card['alpha']:.3f}."

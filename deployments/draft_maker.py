@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoConfig
 
@@ -28,14 +29,14 @@ from deployments.pool import verifier_over
 from deployments.prompt_file import chat_ids
 from workers.completion import Completion, run_requests
 from workers.draft import DraftKind, DraftSpec
-from workers.engine.eagle import EagleConfig, new_eagle, save_eagle
+from workers.engine.eagle import EagleConfig, EagleModel, continue_eagle, new_eagle, save_eagle
 from workers.engine.model import kv_shape
 from workers.engine.model_store import resolve
 from workers.engine.sampling import SamplingParams
 from workers.engine.vocabulary import vocabulary_of
 from workers.engine.weights import identity_of
 from workers.fit_calibration import fit_calibration
-from workers.hybrid_draft import member_folder
+from workers.hybrid_draft import kind_of, member_folder
 from workers.ngram_member import NgramMember
 from workers.request import GenerationRequest
 from workers.scheduler import Limits
@@ -70,21 +71,24 @@ MLP_SHARE = 11 / 12
 class MakerOptions:
     """What `outrider prepare-draft` was asked for.
 
-    prompts: to learn from; measured: prompts to measure on, None for some held out of the former;
-    tokens: most that the target shall say; steps: of training, None for as many as `minutes` allow,
-    or `EPOCHS`; layers: of the target, that an lm draft starts from, () for its first and last.
+    prompts: to learn from, by file; measured: prompts to measure on, None for some held out of the
+    former; tokens: most that the target shall say; steps: of training, None for as many as
+    `minutes` allow, or `EPOCHS`; start_from: a draft whose neural part is trained further, None to
+    start from the target's last layer; layers: of the target, that an lm draft starts from, () for
+    its first and last.
     """
 
     target: TargetSpec
     kind: DraftKind
     domain: str
     out: Path
-    prompts: tuple[str, ...]
+    prompts: tuple[tuple[str, ...], ...]
     measured: tuple[str, ...] | None
     measured_limit: int
     source: str
     tokens: int
     steps: int | None
+    start_from: Path | None
     minutes: float | None
     vocab: int
     layers: tuple[int, ...]
@@ -96,9 +100,9 @@ class MakerOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Prompts:
-    """Token ids to learn from and to hold out, and texts to measure on."""
+    """Token ids to learn from, by file, and to hold out, and texts to measure on."""
 
-    training: list[tuple[int, ...]]
+    training: list[list[tuple[int, ...]]]
     held_out: list[tuple[int, ...]]
     measured: list[str]
 
@@ -114,6 +118,7 @@ class DraftMaker:
         self._model = AutoConfig.from_pretrained(self._folder).get_text_config()
         self._work = options.out.with_name(options.out.name + ".work")
         self._draft = self._work / "draft"
+        self._start = _eagle_to_start_from(options)
         self._began = time.monotonic()
         self.facts: dict[str, Any] = {}
 
@@ -157,7 +162,11 @@ class DraftMaker:
         fixed = {
             name: getattr(options, name)
             for name in ("kind", "max_tokens", "temperatures", "seed", "vocab", "layers")
-        } | {"target": asdict(self._identity), "dtype": options.target.dtype}
+        } | {
+            "target": asdict(self._identity),
+            "dtype": options.target.dtype,
+            "start_from": _named(options.start_from),
+        }
         wanted = json.loads(json.dumps(fixed))
         if path.is_file() and not resume:
             raise ValueError(
@@ -173,18 +182,27 @@ class DraftMaker:
     # -- answers -------------------------------------------------------------------------------
 
     def _split(self, target: Target) -> _Prompts:
+        """Prompts of every file are held out: what is fitted on them shall fit all of them."""
         options, longest = self._options, min(LONGEST_PROMPT, target.context_length - 1)
-        texts = {chat_ids(target.tokenizer, text): text for text in options.prompts}
-        fitting = [ids for ids in texts if len(ids) <= longest]
-        if len(fitting) < FEWEST_PROMPTS:
-            raise ValueError(
-                f"prompts: {len(fitting)} different ones fit in {longest} tokens; a draft needs at "
-                f"least {FEWEST_PROMPTS}, some to learn from and some to be measured on"
-            )
-        shuffled = random.Random(options.seed).sample(fitting, len(fitting))
-        size = min(MOST_HELD_OUT, len(fitting) // 4)
-        measured = options.measured or [texts[ids] for ids in shuffled[:size]]
-        return _Prompts(shuffled[size:], shuffled[:size], [*measured][: options.measured_limit])
+        training, held_out = [], []
+        texts: dict[tuple[int, ...], str] = {}
+        for prompts in options.prompts:
+            own = {chat_ids(target.tokenizer, text): text for text in prompts}
+            fitting = [ids for ids in own if len(ids) <= longest and ids not in texts]
+            if len(fitting) < FEWEST_PROMPTS:
+                raise ValueError(
+                    f"prompts: {len(fitting)} different ones fit in {longest} tokens; a draft needs "
+                    f"at least {FEWEST_PROMPTS} of every file, some to learn from and some to be "
+                    "measured on"
+                )
+            shuffled = random.Random(options.seed).sample(fitting, len(fitting))
+            size = min(MOST_HELD_OUT, len(fitting) // 4)
+            held_out.append(shuffled[:size])
+            training.append(shuffled[size:])
+            texts |= own
+        mixed = [ids for turn in itertools.zip_longest(*held_out) for ids in turn if ids]
+        measured = options.measured or [texts[ids] for ids in mixed]
+        return _Prompts(training, mixed, [*measured][: options.measured_limit])
 
     def _answer(self, target: Target, prompts: _Prompts, corpus: Corpus) -> None:
         """The target answers until it has said enough, or its time is over."""
@@ -273,11 +291,18 @@ class DraftMaker:
             layers = options.layers or (0, self._model.num_hidden_layers - 1)
             student = LMStudent(self._folder, layers, vocabulary)
         else:
-            generator = torch.Generator().manual_seed(options.seed)
-            config = _eagle_config(self._model, len(vocabulary))
-            student = EagleStudent(new_eagle(self._folder, config, vocabulary, generator))
+            student = EagleStudent(self._eagle(vocabulary))
         student.to(torch.device(options.target.device))
         return student
+
+    def _eagle(self, vocabulary: Tensor) -> EagleModel:
+        options = self._options
+        config = _eagle_config(self._model, len(vocabulary))
+        generator = torch.Generator().manual_seed(options.seed)
+        model = new_eagle(self._folder, config, vocabulary, generator)
+        if self._start is not None:
+            continue_eagle(model, self._start, self._folder)
+        return model
 
     def _train(
         self, student: Student, texts: Sequence[TeacherText], held_out: Sequence[TeacherText]
@@ -345,6 +370,7 @@ class DraftMaker:
             "target": asdict(self._identity),
             "dtype": options.target.dtype,
             "prompts": options.source,
+            "start_from": _named(options.start_from),
             "temperatures": list(options.temperatures),
             "max_tokens": options.max_tokens,
             "seed": options.seed,
@@ -358,28 +384,45 @@ class DraftMaker:
         return float("inf") if minutes is None else self._began + 60 * minutes * share
 
 
+def _eagle_to_start_from(options: MakerOptions) -> Path | None:
+    folder = options.start_from
+    if folder is None:
+        return None
+    if options.kind not in ("eagle", "hybrid"):
+        raise ValueError(f"--start-from: goes with --kind eagle or hybrid, not {options.kind}")
+    kind = kind_of(folder)
+    if kind not in ("eagle", "hybrid"):
+        raise ValueError(f"--start-from: {folder} holds no eagle or hybrid draft")
+    return member_folder(kind, folder, "eagle")
+
+
+def _named(folder: Path | None) -> str | None:
+    return None if folder is None else str(folder)
+
+
 def _check_resumed(before: dict[str, Any], now: dict[str, Any]) -> None:
     for name, value in now.items():
-        if before[name] != value:
+        if before.get(name) != value:
             raise ValueError(
-                f"--resume: the interrupted run has {name} {before[name]}, not {value}; repeat its "
-                "options, or delete its folder"
+                f"--resume: the interrupted run has {name} {before.get(name)}, not {value}; repeat "
+                "its options, or delete its folder"
             )
 
 
 def _planned(prompts: _Prompts, options: MakerOptions) -> Iterator[TargetAnswer]:
     """What the target is asked, without its tokens: the held-out prompts once at every temperature,
-    then the others again and again. The temperatures take turns from prompt to prompt, and for each
-    prompt from round to round.
+    then the others again and again, a prompt of each file in turn. The temperatures take turns from
+    prompt to prompt of a file, and for each prompt from round to round.
     """
     numbers = itertools.count()
     for ids in prompts.held_out:
         for temperature in options.temperatures:
             yield TargetAnswer(next(numbers), True, temperature, ids, ())
     for turn in itertools.count():
-        for place, ids in enumerate(prompts.training):
-            temperature = options.temperatures[(turn + place) % len(options.temperatures)]
-            yield TargetAnswer(next(numbers), False, temperature, ids, ())
+        for own in prompts.training:
+            again, place = divmod(turn, len(own))
+            temperature = options.temperatures[(again + place) % len(options.temperatures)]
+            yield TargetAnswer(next(numbers), False, temperature, own[place], ())
 
 
 def _request(answer: TargetAnswer, options: MakerOptions, context: int) -> GenerationRequest:

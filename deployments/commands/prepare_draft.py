@@ -33,7 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--domain", required=True, metavar="NAME", help="what the draft is for")
     parser.add_argument(
-        "--prompts", required=True, type=Path, metavar="FILE", help='JSON lines with a "prompt"'
+        "--prompts",
+        required=True,
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help='JSON lines with a "prompt"; may be given several times: the files take turns',
     )
     parser.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="folder that becomes the draft"
@@ -77,6 +82,13 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         type=count,
         metavar="N",
         help=f"batches to train on (default: what --minutes allow, else {EPOCHS} rounds)",
+    )
+    parser.add_argument(
+        "--start-from",
+        type=Path,
+        metavar="DRAFT",
+        help="an eagle or hybrid draft for the same target, whose neural part is trained further "
+        "(default: start from the target's last layer)",
     )
     parser.add_argument(
         "--vocab",
@@ -158,12 +170,13 @@ def run(args: argparse.Namespace) -> int:
         kind=args.kind,
         domain=args.domain,
         out=args.out,
-        prompts=read_prompts(args.prompts).prompts,
+        prompts=tuple(read_prompts(path).prompts for path in args.prompts),
         measured=measured,
         measured_limit=args.measure_limit,
-        source=args.source or args.prompts.name,
+        source=args.source or ", ".join(path.name for path in args.prompts),
         tokens=args.tokens,
         steps=args.steps,
+        start_from=args.start_from,
         minutes=args.minutes,
         vocab=args.vocab,
         layers=args.layers or (),

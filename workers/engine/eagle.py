@@ -188,6 +188,21 @@ def new_eagle(
     return model
 
 
+def continue_eagle(model: EagleModel, folder: Path, target: Path) -> None:
+    """Give `model` the trained weights of the draft in `folder`, which may guess other tokens.
+
+    Raises ValueError when that is none, made for another target, or of another shape.
+    """
+    trained = load_eagle(folder, target, "--start-from")
+    layers = trained.config.feature_layers
+    if layers != model.config.feature_layers:
+        raise ValueError(
+            f"--start-from: {folder} reads the target's layers {layers}, not "
+            f"{model.config.feature_layers}"
+        )
+    _load_saved_form(model, _saved_form(trained))
+
+
 # Where a Llama-like target keeps what the draft's layer starts from.
 _STARTS = {
     "midlayer.self_attn.q_proj.weight": "self_attn.q_proj.weight",

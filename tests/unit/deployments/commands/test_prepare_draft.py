@@ -267,6 +267,60 @@ def test_too_few_prompts_are_refused(
     )
 
 
+def test_prompts_of_several_files_take_turns_and_are_all_held_out(
+    prepare: Callable[..., int], tmp_path: Path
+) -> None:
+    others = [f"{one} {other}" for one, other in zip(WORDS, WORDS[2:], strict=False)]
+    tales = tmp_path / "tales.jsonl"
+    tales.write_text("\n".join(json.dumps({"prompt": line}) for line in others), encoding="utf-8")
+    assert prepare("ngram", "--prompts", str(tales)) == 0
+    assert json.loads((tmp_path / "draft/card.json").read_text())["prompts"] == (
+        "songs.jsonl, tales.jsonl"
+    )
+    held_out = (tmp_path / "draft/held_out.jsonl").read_text().splitlines()
+    assert [json.loads(line)["prompt"] in others for line in held_out] == [False, True]
+    planned = _planned(_Prompts([[(1,), (2,)], [(7,)]], [], []), options_for((0.0, 0.8)))
+    assert [(a.prompt, a.temperature) for _, a in zip(range(6), planned, strict=False)] == [
+        ((1,), 0.0),
+        ((7,), 0.0),
+        ((2,), 0.8),
+        ((7,), 0.8),
+        ((1,), 0.8),
+        ((7,), 0.0),
+    ]
+
+
+def test_a_draft_may_start_from_another(prepare: Callable[..., int], tmp_path: Path) -> None:
+    assert prepare("hybrid", "--steps", "60") == 0
+    start = str(tmp_path / "draft")
+    for kind, folder in (("eagle", start), ("hybrid", f"{start}/eagle")):
+        assert prepare(kind, "--start-from", folder, "--vocab", "80", out=f"second-{kind}") == 0
+        first, second = (
+            json.loads((tmp_path / name / "card.json").read_text())
+            for name in ("draft", f"second-{kind}")
+        )
+        assert second["losses"][0] < 0.9 * first["losses"][0]
+        assert (second["start_from"], second["vocabulary"]) == (folder, 80)
+        assert f"begun with the weights of {folder}" in (
+            tmp_path / f"second-{kind}/README.md"
+        ).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ngram", "--start-from: goes with --kind eagle or hybrid, not ngram"),
+        ("lm", "--start-from: goes with --kind eagle or hybrid, not lm"),
+        ("eagle", "nothing-here holds no eagle or hybrid draft"),
+    ],
+)
+def test_what_no_draft_can_start_from_is_refused(
+    prepare: Callable[..., int], capsys: pytest.CaptureFixture[str], kind: str, message: str
+) -> None:
+    assert prepare(kind, "--start-from", "nothing-here") == 2
+    assert message in capsys.readouterr().err
+
+
 def options_for(temperatures: tuple[float, ...]) -> MakerOptions:
     return MakerOptions(
         target=TargetSpec("t"),
@@ -279,6 +333,7 @@ def options_for(temperatures: tuple[float, ...]) -> MakerOptions:
         source="",
         tokens=1,
         steps=None,
+        start_from=None,
         minutes=None,
         vocab=1,
         layers=(),
@@ -291,7 +346,7 @@ def options_for(temperatures: tuple[float, ...]) -> MakerOptions:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_temperatures_take_turns_over_the_prompts_and_over_the_rounds(size: int) -> None:
-    prompts = _Prompts([(n,) for n in range(size)], [(9,)], [])
+    prompts = _Prompts([[(n,) for n in range(size)]], [(9,)], [])
     planned = _planned(prompts, options_for((0.0, 0.8)))
     held_out = [next(planned) for _ in range(2)]
     assert [(a.held_out, a.prompt, a.temperature) for a in held_out] == [

@@ -18,6 +18,7 @@ from workers.engine.eagle import (
     CONFIG,
     WEIGHTS,
     EagleModel,
+    continue_eagle,
     load_eagle,
     new_eagle,
     optimise_eagle,
@@ -110,6 +111,28 @@ def test_the_layers_it_reads_are_told_without_loading_it(folder: Path, tiny_fold
     config, made_for = read_eagle_config(folder)
     assert config.feature_layers == LAYERS
     assert made_for == identity_of(tiny_folder, "tiny")
+
+
+@torch.inference_mode()
+def test_trained_weights_go_on_under_another_vocabulary(folder: Path, tiny_folder: Path) -> None:
+    trained = load_eagle(folder, tiny_folder, "drafts.d")
+    model = tiny_eagle(tiny_folder, seed=5, vocabulary=torch.arange(10, 30))
+    continue_eagle(model, folder, tiny_folder)
+    hidden = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(1))
+    both = [i for i, token in enumerate(trained.vocabulary.tolist()) if 10 <= token < 30]
+    here = [token - 10 for token in trained.vocabulary[both].tolist()]
+    torch.testing.assert_close(model.logits(hidden)[:, here], trained.logits(hidden)[:, both])
+    for name in ("fc", "midlayer"):
+        expected = getattr(trained, name).state_dict()
+        torch.testing.assert_close(getattr(model, name).state_dict(), expected)
+
+
+def test_weights_for_other_layers_of_the_target_are_refused(
+    folder: Path, tiny_folder: Path
+) -> None:
+    model = tiny_eagle(tiny_folder, feature_layers=(2, 1))
+    with pytest.raises(ValueError, match=r"--start-from: .* layers \(1, 2\), not \(2, 1\)"):
+        continue_eagle(model, folder, tiny_folder)
 
 
 # -- refused ---------------------------------------------------------------------------------------
