@@ -191,9 +191,9 @@ class DraftMaker:
             fitting = [ids for ids in own if len(ids) <= longest and ids not in texts]
             if len(fitting) < FEWEST_PROMPTS:
                 raise ValueError(
-                    f"prompts: {len(fitting)} different ones fit in {longest} tokens; a draft needs "
-                    f"at least {FEWEST_PROMPTS} of every file, some to learn from and some to be "
-                    "measured on"
+                    f"prompts: {len(fitting)} different ones fit in {longest} tokens; a draft "
+                    f"needs at least {FEWEST_PROMPTS} of every file, some to learn from and some "
+                    "to be measured on"
                 )
             shuffled = random.Random(options.seed).sample(fitting, len(fitting))
             size = min(MOST_HELD_OUT, len(fitting) // 4)

@@ -93,7 +93,7 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vocab",
         type=count,
-        default=8192,
+        default=4096,
         metavar="K",
         help="tokens that a trained draft can guess (default: %(default)s)",
     )

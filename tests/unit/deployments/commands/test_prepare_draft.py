@@ -262,8 +262,9 @@ def test_too_few_prompts_are_refused(
     lines = [json.dumps({"prompt": text}) for text in [*"abcd", "z" * CONTEXT, "a"]]
     prompts.write_text("\n".join(lines))
     assert prepare("ngram") == 2
-    assert "prompts: 4 different ones fit in 159 tokens; a draft needs at least 8" in (
-        capsys.readouterr().err
+    assert (
+        "prompts: 4 different ones fit in 159 tokens; a draft needs at least 8 of every file"
+        in (capsys.readouterr().err)
     )
 
 
