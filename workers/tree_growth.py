@@ -32,9 +32,9 @@ NEGLIGIBLE = 0.005
 # Nodes that the neural member is asked about in one round; it reads 8 rows about as fast as 1.
 ROUND_NODES = 8
 # A round is worth its time where the walk ends at one of its nodes, for want of a right guess, this
-# often: it costs a twentieth of the verify pass over a tree of SMALL nodes and less of a larger
-# one's, and what is learned of one node helps those below it, if there is room for them.
-ROUND_WORTH = 0.15
+# often: it costs a tenth of the verify pass over a tree of SMALL nodes and less of a larger one's,
+# and the neural member has the right guess about every other time.
+ROUND_WORTH = 0.25
 SMALL = 8
 
 TreePath = tuple[int, ...]
