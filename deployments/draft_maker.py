@@ -6,9 +6,7 @@ was. The draft appears whole or not at all.
 """
 
 import errno
-import itertools
 import json
-import random
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +23,7 @@ from bench.decode import Arm, Settings, measure, summarise
 from bench.provenance import provenance
 from bench.reliability import Witness
 from deployments.draft_card import write_card
+from deployments.draft_prompts import SplitPrompts, planned, split_prompts
 from deployments.pool import verifier_over
 from deployments.prompt_file import chat_ids
 from workers.completion import Completion, run_requests
@@ -49,9 +48,6 @@ from workers.training.ngram_table import ORDER, NgramTable
 from workers.training.teacher import TeacherText, bare_text, likeliest_tokens, taught, teach
 from workers.verifier import build_verifier
 
-FEWEST_PROMPTS = 8
-LONGEST_PROMPT = 512
-MOST_HELD_OUT = 40
 EPOCHS = 12
 """How often each answer is learned from, where neither steps nor minutes are given."""
 
@@ -98,15 +94,6 @@ class MakerOptions:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompts:
-    """Token ids to learn from, by file, and to hold out, and texts to measure on."""
-
-    training: list[list[tuple[int, ...]]]
-    held_out: list[tuple[int, ...]]
-    measured: list[str]
-
-
 class DraftMaker:
     """One run of the command. Raises ValueError for what the user can mend."""
 
@@ -138,7 +125,9 @@ class DraftMaker:
     def _run(self) -> None:
         options = self._options
         target = load_target(replace(options.target, feature_layers=_feature_layers(self._model)))
-        prompts = self._split(target)
+        prompts = split_prompts(
+            options.prompts, target.tokenizer, target.context_length, options.seed
+        )
         corpus = Corpus(self._work / "answers.jsonl")
         self._answer(target, prompts, corpus)
         shutil.rmtree(self._draft, ignore_errors=True)
@@ -147,7 +136,8 @@ class DraftMaker:
         else:
             self._teach(target, corpus)
             self._learn(corpus)
-        self._measure(target, prompts)
+        measured = options.measured or tuple(prompts.held_out_texts)
+        self._measure(target, measured[: options.measured_limit])
         write_card(self._draft, options.kind, self._card())
         self._draft.rename(options.out)
         shutil.rmtree(self._work)
@@ -181,30 +171,7 @@ class DraftMaker:
 
     # -- answers -------------------------------------------------------------------------------
 
-    def _split(self, target: Target) -> _Prompts:
-        """Prompts of every file are held out: what is fitted on them shall fit all of them."""
-        options, longest = self._options, min(LONGEST_PROMPT, target.context_length - 1)
-        training, held_out = [], []
-        texts: dict[tuple[int, ...], str] = {}
-        for prompts in options.prompts:
-            own = {chat_ids(target.tokenizer, text): text for text in prompts}
-            fitting = [ids for ids in own if len(ids) <= longest and ids not in texts]
-            if len(fitting) < FEWEST_PROMPTS:
-                raise ValueError(
-                    f"prompts: {len(fitting)} different ones fit in {longest} tokens; a draft "
-                    f"needs at least {FEWEST_PROMPTS} of every file, some to learn from and some "
-                    "to be measured on"
-                )
-            shuffled = random.Random(options.seed).sample(fitting, len(fitting))
-            size = min(MOST_HELD_OUT, len(fitting) // 4)
-            held_out.append(shuffled[:size])
-            training.append(shuffled[size:])
-            texts |= own
-        mixed = [ids for turn in itertools.zip_longest(*held_out) for ids in turn if ids]
-        measured = options.measured or [texts[ids] for ids in mixed]
-        return _Prompts(training, mixed, [*measured][: options.measured_limit])
-
-    def _answer(self, target: Target, prompts: _Prompts, corpus: Corpus) -> None:
+    def _answer(self, target: Target, prompts: SplitPrompts, corpus: Corpus) -> None:
         """The target answers until it has said enough, or its time is over."""
         if not corpus.finished:
             self._ask(target, prompts, corpus)
@@ -219,14 +186,14 @@ class DraftMaker:
             "held_out_tokens": count_tokens(corpus.held_out),
         }
 
-    def _ask(self, target: Target, prompts: _Prompts, corpus: Corpus) -> None:
+    def _ask(self, target: Target, prompts: SplitPrompts, corpus: Corpus) -> None:
         options, done = self._options, corpus.numbers()
         deadline = self._deadline(ANSWERS_SHARE[options.kind])
         asked: dict[str, TargetAnswer] = {}
         bar = _bar(options.tokens, "tok", "target answers", len(corpus))
 
         def requests() -> Iterator[GenerationRequest]:
-            for answer in _planned(prompts, options):
+            for answer in planned(prompts, options.temperatures):
                 enough = len(corpus) >= options.tokens or time.monotonic() > deadline
                 if enough and not answer.held_out:
                     return
@@ -341,24 +308,24 @@ class DraftMaker:
 
     # -- measuring -----------------------------------------------------------------------------
 
-    def _measure(self, target: Target, prompts: _Prompts) -> None:
+    def _measure(self, target: Target, prompts: Sequence[str]) -> None:
         """The draft and its members, as `outrider bench decode` would measure them."""
         options = self._options
         specs = _measured_specs(options.kind, self._draft)
         witness = Witness()
         verifier = verifier_over(target, options.target, specs, witness)
-        encoded = {options.domain: [chat_ids(target.tokenizer, p) for p in prompts.measured]}
+        encoded = {options.domain: [chat_ids(target.tokenizer, p) for p in prompts]}
         arms = {options.domain: [Arm(spec.name, spec.name) for spec in specs]}
         temperatures = sorted(set(options.temperatures))
         measured = {}
-        with _bar(len(temperatures) * len(prompts.measured), "prompt", "measuring") as bar:
+        with _bar(len(temperatures) * len(prompts), "prompt", "measuring") as bar:
             for temperature in temperatures:
                 settings = Settings(MEASURED_TOKENS, MEASURED_BUDGET, temperature)
                 results = measure(verifier, encoded, arms, settings, bar.update, witness)
                 measured[str(temperature)] = summarise(results)["arms"]
-        self.facts |= {"measured": measured, "measured_prompts": len(prompts.measured)}
+        self.facts |= {"measured": measured, "measured_prompts": len(prompts)}
         if options.measured is None:
-            lines = [json.dumps({"prompt": p}, ensure_ascii=False) for p in prompts.measured]
+            lines = [json.dumps({"prompt": p}, ensure_ascii=False) for p in prompts]
             path = self._draft / "held_out.jsonl"
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -407,22 +374,6 @@ def _check_resumed(before: dict[str, Any], now: dict[str, Any]) -> None:
                 f"--resume: the interrupted run has {name} {before.get(name)}, not {value}; repeat "
                 "its options, or delete its folder"
             )
-
-
-def _planned(prompts: _Prompts, options: MakerOptions) -> Iterator[TargetAnswer]:
-    """What the target is asked, without its tokens: the held-out prompts once at every temperature,
-    then the others again and again, a prompt of each file in turn. The temperatures take turns from
-    prompt to prompt of a file, and for each prompt from round to round.
-    """
-    numbers = itertools.count()
-    for ids in prompts.held_out:
-        for temperature in options.temperatures:
-            yield TargetAnswer(next(numbers), True, temperature, ids, ())
-    for turn in itertools.count():
-        for own in prompts.training:
-            again, place = divmod(turn, len(own))
-            temperature = options.temperatures[(again + place) % len(options.temperatures)]
-            yield TargetAnswer(next(numbers), False, temperature, own[place], ())
 
 
 def _request(answer: TargetAnswer, options: MakerOptions, context: int) -> GenerationRequest:

@@ -10,7 +10,8 @@ import pytest
 
 from deployments import draft_maker
 from deployments.cli import main
-from deployments.draft_maker import MakerOptions, _planned, _Prompts, _request
+from deployments.draft_maker import MakerOptions, _request
+from deployments.draft_prompts import SplitPrompts, planned
 from tests.tiny import CONTEXT, make_target
 from workers.calibration import CALIBRATION
 from workers.target import TargetSpec
@@ -280,8 +281,8 @@ def test_prompts_of_several_files_take_turns_and_are_all_held_out(
     )
     held_out = (tmp_path / "draft/held_out.jsonl").read_text().splitlines()
     assert [json.loads(line)["prompt"] in others for line in held_out] == [False, True]
-    planned = _planned(_Prompts([[(1,), (2,)], [(7,)]], [], []), options_for((0.0, 0.8)))
-    assert [(a.prompt, a.temperature) for _, a in zip(range(6), planned, strict=False)] == [
+    asked = planned(SplitPrompts([[(1,), (2,)], [(7,)]], [], []), (0.0, 0.8))
+    assert [(a.prompt, a.temperature) for _, a in zip(range(6), asked, strict=False)] == [
         ((1,), 0.0),
         ((7,), 0.0),
         ((2,), 0.8),
@@ -347,14 +348,13 @@ def options_for(temperatures: tuple[float, ...]) -> MakerOptions:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_temperatures_take_turns_over_the_prompts_and_over_the_rounds(size: int) -> None:
-    prompts = _Prompts([[(n,) for n in range(size)]], [(9,)], [])
-    planned = _planned(prompts, options_for((0.0, 0.8)))
-    held_out = [next(planned) for _ in range(2)]
+    asked = planned(SplitPrompts([[(n,) for n in range(size)]], [(9,)], []), (0.0, 0.8))
+    held_out = [next(asked) for _ in range(2)]
     assert [(a.held_out, a.prompt, a.temperature) for a in held_out] == [
         (True, (9,), 0.0),
         (True, (9,), 0.8),
     ]
-    made = [next(planned) for _ in range(2 * size)]
+    made = [next(asked) for _ in range(2 * size)]
     for one in (made[:size], made[size:]):
         assert {answer.temperature for answer in one} == {0.0, 0.8}
     seen = {(answer.prompt, answer.temperature) for answer in made}
