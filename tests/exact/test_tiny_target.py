@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from tests.eagles import LAYERS, save_hybrid, tiny_eagle
@@ -237,3 +238,26 @@ def test_a_bias_bans_and_forces_tokens_that_drafts_love(world: World) -> None:
     )
     assert not set(without.tokens) & set(loved)
     assert set(only.tokens) == {loved[1]}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_guess_that_the_target_cannot_run_spoils_no_other(tmp_path: Path, value: float) -> None:
+    """A row of its embedding is no number, as those of tokens never trained may be."""
+    never = 200
+    folder = make_target(tmp_path / "target")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][never] = value
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    prompt = tuple(range(40, 52))
+    table = NgramTable.build([(*prompt[-6:], never, 7)], vocabulary_of(folder), {})
+    table.save(tmp_path / "table")
+    spec = DraftSpec("wrong", "ngram", path=str(tmp_path / "table"))
+    with one_thread():
+        target = load_target(TargetSpec(str(folder), dtype="float32", kv_tokens=512, threads=1))
+        drafts = {"wrong": InlineDraft(load_draft(spec, folder))}
+        verifier = build_verifier(target, drafts, Limits(), [spec])
+        plain = GenerationRequest("plain", prompt, LENGTH, SETTINGS[0])
+        guessed = replace(plain, id="guessed", draft="wrong", budget=8)
+        texts = [run_requests(verifier, [request]).completions[0] for request in (plain, guessed)]
+    assert texts[0].tokens == texts[1].tokens
+    assert never not in texts[0].tokens

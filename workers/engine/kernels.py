@@ -113,6 +113,7 @@ _MAGIC, _MAGIC_BITS = np.float32(3 << 22), 0x4B400000
 _LOG2E = np.float32(1.4426950408889634)
 # ln 2 in two parts, of which whole multiples of the first are exact.
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_INFINITY = np.float32(np.inf)
 _FAR = np.float32(110)  # exp(-_FAR) is 0, exp(_FAR) infinite
 
 
@@ -199,6 +200,14 @@ def _turn(head: Any, cosine: Any, sine: Any, out: Any) -> None:
 
 
 @_compiled()
+def _keep_finite(given: Any, out: Any) -> None:
+    """As `workers.engine.kv_store.finite`."""
+    for i in range(len(given)):
+        kept = abs(_widen(given[i])) < _INFINITY
+        out[i] = given[i] if kept else _narrow(np.float32(0), given[i])
+
+
+@_compiled()
 def _rotate_and_store(
     qkv: Any, cosine: Any, sine: Any, slots: Any, keys: Any, values: Any, query: Any
 ) -> None:
@@ -209,9 +218,8 @@ def _rotate_and_store(
             _turn(own[head], cosine[row], sine[row], query[head, row])
         for head in range(kv_heads):
             _turn(own[heads + head], cosine[row], sine[row], keys[slot, head])
-            value, to = own[heads + kv_heads + head], values[slot, head]
-            for i in range(len(value)):
-                to[i] = value[i]
+            _keep_finite(keys[slot, head], keys[slot, head])
+            _keep_finite(own[heads + kv_heads + head], values[slot, head])
 
 
 @_compiled()
@@ -232,7 +240,8 @@ def rotate_and_store(
 ) -> None:
     """Turn the queries and keys of qkv [rows, heads + 2 * kv_heads, head_dim] by the angles of
     their rows, cosine and sine [rows, head_dim]; queries to query [heads, rows, head_dim], keys and
-    values to the rows' slots of keys and values [pool, kv_heads, head_dim].
+    values, as far as they are finite, to the rows' slots of keys and values [pool, kv_heads,
+    head_dim].
     """
     first, angle = (rows, heads + 2 * kv_heads, head_dim), (rows, head_dim)
     store, turned = (pool, kv_heads, head_dim), (heads, rows, head_dim)

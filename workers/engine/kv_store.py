@@ -35,8 +35,8 @@ class KVStore:
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [T, kv_heads, head_dim] of one layer at slots [T]."""
-        self.keys[layer].index_copy_(0, slots, keys)
-        self.values[layer].index_copy_(0, slots, values)
+        self.keys[layer].index_copy_(0, slots, finite(keys))
+        self.values[layer].index_copy_(0, slots, finite(values))
 
     def move(self, sources: tuple[int, ...], targets: tuple[int, ...]) -> None:
         """Copy slots; everything is read before anything is written."""
@@ -44,6 +44,15 @@ class KVStore:
         src, dst = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
         for tensor in (*self.keys, *self.values):
             tensor.index_copy_(0, dst, tensor.index_select(0, src))
+
+
+def finite(x: Tensor) -> Tensor:
+    """Keys or values with 0 for what is no number.
+
+    A key that is not to be seen weighs 0, and 0 times what is no number is none: a wrong guess must
+    not spoil the rest of its tree. The logits of its own token tell all the same.
+    """
+    return x.nan_to_num(0.0, 0.0, 0.0)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from workers.engine.attention import AttentionPlan, SegmentPlan, attend, grouped_attention, rotate
+from workers.engine.kv_store import finite
 
 try:
     from workers.engine import kernels
@@ -93,8 +94,8 @@ class TorchSteps:
         cosine, sine = angles
         turning = shape.heads + shape.kv_heads
         turned = rotate(heads[:, :turning], (cosine[:, None], sine[:, None]))
-        keys.index_copy_(0, plan.new_slots, turned[:, shape.heads :])
-        values.index_copy_(0, plan.new_slots, heads[:, turning:])
+        keys.index_copy_(0, plan.new_slots, finite(turned[:, shape.heads :]))
+        values.index_copy_(0, plan.new_slots, finite(heads[:, turning:]))
         query = turned[:, : shape.heads].transpose(0, 1)[None]
         return attend(query, keys, values, plan).reshape(len(qkv), -1)
 

@@ -7,7 +7,13 @@ from torch.nn.functional import silu
 
 from workers.engine import layer_steps
 from workers.engine.attention import AttentionPlan, SegmentPlan
-from workers.engine.layer_steps import CompiledSteps, HeadShape, TorchSteps, open_steps
+from workers.engine.layer_steps import (
+    CompiledSteps,
+    HeadShape,
+    LayerSteps,
+    TorchSteps,
+    open_steps,
+)
 
 pytestmark = [
     pytest.mark.usefixtures("single_thread"),
@@ -222,3 +228,19 @@ def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
     assert spoilt[2, : SHAPE.head_dim].isnan().all()
     assert torch.equal(spoilt[2, SHAPE.head_dim :], clean[2, SHAPE.head_dim :])
     assert torch.equal(spoilt[:2], clean[:2])
+
+
+@each_dtype
+@pytest.mark.parametrize("steps", [TorchSteps(SHAPE), CompiledSteps(SHAPE)])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_row_whose_keys_are_no_numbers_spoils_none_that_does_not_see_it(
+    steps: LayerSteps, dtype: torch.dtype, value: float
+) -> None:
+    qkv, angles, *store = inputs(3, dtype)
+    seen = torch.tensor([[True, False, False], [False, True, False], [True, False, True]])
+    plan = plan_of(torch.arange(10), seen, dtype)
+    clean = steps.attend(qkv, angles, store[0].clone(), store[1].clone(), plan)
+    qkv[1, SHAPE.heads * SHAPE.head_dim :] = value
+    spoilt = steps.attend(qkv, angles, store[0], store[1], plan)
+    assert torch.equal(spoilt[[0, 2]], clean[[0, 2]])
+    assert all(part.isfinite().all() for part in store)
