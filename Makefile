@@ -12,10 +12,12 @@ LIMIT := timeout --foreground --kill-after=30 1500
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test check fix bench lock
+.PHONY: help setup serve test check fix bench lock
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## Set up everything, and no more
 
 serve: $(READY)  ## Start the server; ARGS="--port 9000 --config FILE"
 	$(BIN)/outrider serve $(ARGS)

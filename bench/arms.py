@@ -29,7 +29,7 @@ class LineUp:
         """
         drafts = {name: _find(name, domain, target) for name in names}
         arm_of = {spec: name for name, spec in drafts.items() if spec is not None}
-        columns = {}
+        columns: dict[str, str] = {}
         for draft in DOMAINS if matrix else ():
             spec = find_draft(draft, target=target)
             columns[draft] = arm_of.get(spec, draft)

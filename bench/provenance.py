@@ -21,7 +21,7 @@ def provenance(also: Sequence[str] = ()) -> dict[str, Any]:
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "revision": _revision(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{_processor()}, {cpu_count()} cores",
+        "machine": f"{_processor()}, {cpu_count()} core{'s' if cpu_count() > 1 else ''}",
         "versions": {name: version(name) for name in ("torch", "transformers", "ray", *also)},
         "python": platform.python_version(),
     }

@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 from types import ModuleType
 
 COMMANDS = {
@@ -17,14 +18,20 @@ COMMANDS = {
 """What each is for. Only the module of the one that was asked for is imported: most bring torch
 along, which takes seconds."""
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. A user's mistake is one line on stderr and exit status 2."""
+    """Run one command. A user's mistake is one line on stderr and exit status 2; so is Ctrl-C, and
+    130.
+    """
     logging.basicConfig(level=logging.WARNING, format="outrider: %(message)s")
     parser = argparse.ArgumentParser(
         prog="outrider",
         description="Speculative decoding with many drafts for one target, exact to the token.",
     )
+    parser.add_argument("--version", action="version", version=f"outrider {version('outrider')}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     arguments = sys.argv[1:] if arguments is None else arguments
     for command, purpose in COMMANDS.items():
@@ -37,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"outrider: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("outrider: interrupted", file=sys.stderr)
+        return INTERRUPTED
     return status
 
 

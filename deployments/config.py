@@ -9,7 +9,7 @@ does not start.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -22,7 +22,8 @@ REDIS_URL_VARIABLE = "OUTRIDER_REDIS_URL"
 SHIPPED_DRAFTS = Path(__file__).resolve().parents[1] / "drafts"
 """Where the shipped drafts lie, one folder per domain."""
 
-DOMAINS = ("code", "math", "en", "zh")
+Domain = Literal["code", "math", "en", "zh"]
+DOMAINS: tuple[Domain, ...] = get_args(Domain)
 
 RESERVED_NAMES = ("auto", "none")
 """What `speculation.draft` means without naming a draft; no pool member may be called so."""
@@ -88,9 +89,7 @@ class DraftConfig(_Section):
     path: str | None = Field(
         default=None, description="a folder that prepare-draft made, or a model (lm)"
     )
-    domain: str | None = Field(
-        default=None, description="what the router may send it: code, math, en, zh"
-    )
+    domain: Domain | None = Field(default=None, description="what the router may send it")
     verification: Literal["invariant", "ratio"] = "invariant"
     layers: tuple[int, ...] = Field(
         default=(), description="lm only: these layers of the target make it"

@@ -51,8 +51,8 @@ def _training(card: Mapping[str, Any]) -> str:
 
 def _measured(card: Mapping[str, Any]) -> str:
     lines = [
-        f"## Measured\n\nOn {card['measured_prompts']} prompts, 128 new tokens, trees of at most "
-        "32 nodes; tau is tokens per pass of the target.\n",
+        f"## Measured\n\nPrompts: {card['measured_prompts']}, {card['measured_tokens']} new tokens "
+        "each, trees of at most 32 nodes; tau is tokens per pass of the target.\n",
         "| temperature | member | tau | alpha | calibration error |",
         "|---|---|---|---|---|",
     ]

@@ -6,6 +6,7 @@ was. The draft appears whole or not at all.
 """
 
 import errno
+import hashlib
 import json
 import shutil
 import time
@@ -25,11 +26,18 @@ from bench.reliability import Witness
 from deployments.draft_card import write_card
 from deployments.draft_prompts import SplitPrompts, planned, split_prompts
 from deployments.pool import verifier_over
-from deployments.prompt_file import chat_ids
+from deployments.prompt_file import chat_ids, write_prompts
 from workers.completion import Completion, run_requests
 from workers.draft import DraftKind, DraftSpec
-from workers.engine.eagle import EagleConfig, EagleModel, continue_eagle, new_eagle, save_eagle
-from workers.engine.model import kv_shape
+from workers.engine.eagle import (
+    EagleConfig,
+    EagleModel,
+    check_continues,
+    continue_eagle,
+    new_eagle,
+    save_eagle,
+)
+from workers.engine.model import check_layers, kv_shape
 from workers.engine.model_store import resolve
 from workers.engine.sampling import SamplingParams
 from workers.engine.vocabulary import vocabulary_of
@@ -56,6 +64,7 @@ AHEAD = 3
 
 SCORED_AHEAD = 6
 MEASURED_TOKENS, MEASURED_BUDGET = 128, 32
+_OPTIONS = "options.json"
 # Shares of --minutes: what is left after answers, teaching and measuring goes to training.
 ANSWERS_SHARE = {"ngram": 0.8, "lm": 0.35, "eagle": 0.35, "hybrid": 0.35}
 MEASURING_SHARE = 0.2
@@ -105,13 +114,15 @@ class DraftMaker:
         self._model = AutoConfig.from_pretrained(self._folder).get_text_config()
         self._work = options.out.with_name(options.out.name + ".work")
         self._draft = self._work / "draft"
-        self._start = _eagle_to_start_from(options)
+        # Now, and not after an hour of answers.
+        self._start = self._eagle_to_start_from()
+        check_layers(options.layers, self._model.num_hidden_layers)
         self._began = time.monotonic()
         self.facts: dict[str, Any] = {}
 
     def run(self, *, resume: bool) -> None:
         """Make the draft."""
-        self._open_work(resume)
+        self._check_work(resume)
         try:
             self._run()
         except OSError as error:
@@ -128,6 +139,8 @@ class DraftMaker:
         prompts = split_prompts(
             options.prompts, target.tokenizer, target.context_length, options.seed
         )
+        measured = self._to_measure(target, prompts)
+        self._begin_work()
         corpus = Corpus(self._work / "answers.jsonl")
         self._answer(target, prompts, corpus)
         shutil.rmtree(self._draft, ignore_errors=True)
@@ -136,38 +149,64 @@ class DraftMaker:
         else:
             self._teach(target, corpus)
             self._learn(corpus)
-        measured = options.measured or tuple(prompts.held_out_texts)
-        self._measure(target, measured[: options.measured_limit])
+        self._measure(target, measured)
+        write_prompts(self._draft / "held_out.jsonl", prompts.held_out_texts)
         write_card(self._draft, options.kind, self._card())
         self._draft.rename(options.out)
         shutil.rmtree(self._work)
 
     # -- the work folder -----------------------------------------------------------------------
 
-    def _open_work(self, resume: bool) -> None:
+    def _check_work(self, resume: bool) -> None:
         """Refuse to mix two runs."""
-        options, path = self._options, self._work / "options.json"
+        options, path = self._options, self._work / _OPTIONS
         if options.out.exists():
             raise ValueError(f"--out: {options.out} exists; delete it or name another folder")
-        fixed = {
-            name: getattr(options, name)
-            for name in ("kind", "max_tokens", "temperatures", "seed", "vocab", "layers")
-        } | {
-            "target": asdict(self._identity),
-            "dtype": options.target.dtype,
-            "start_from": _named(options.start_from),
-        }
-        wanted = json.loads(json.dumps(fixed))
-        if path.is_file() and not resume:
+        if not path.is_file():
+            return
+        if not resume:
             raise ValueError(
                 f"--out: {self._work} holds a run that was interrupted; go on with --resume, or "
                 "delete it"
             )
-        if path.is_file():
-            _check_resumed(json.loads(path.read_text(encoding="utf-8")), wanted)
-            return
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for name, value in self._fixed().items():
+            if before.get(name) != value:
+                raise ValueError(
+                    f"--resume: the interrupted run has {name} {before.get(name)}, not {value}; "
+                    "repeat its options, or delete its folder"
+                )
+
+    def _begin_work(self) -> None:
+        path = self._work / _OPTIONS
         self._work.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(wanted), encoding="utf-8")
+        path.write_text(json.dumps(self._fixed()), encoding="utf-8")
+
+    def _fixed(self) -> dict[str, Any]:
+        """What a run keeps to, as it is saved."""
+        options = self._options
+        names = ("kind", "domain", "tokens", "steps", "max_tokens", "temperatures", "seed", "vocab")
+        fixed = {name: getattr(options, name) for name in (*names, "layers")} | {
+            "prompts": hashlib.sha256(json.dumps(options.prompts).encode()).hexdigest()[:16],
+            "target": asdict(self._identity),
+            "dtype": options.target.dtype,
+            "start_from": self._start and str(self._start.resolve()),
+        }
+        saved: dict[str, Any] = json.loads(json.dumps(fixed))
+        return saved
+
+    def _eagle_to_start_from(self) -> Path | None:
+        options, folder = self._options, self._options.start_from
+        if folder is None:
+            return None
+        if options.kind not in ("eagle", "hybrid"):
+            raise ValueError(f"--start-from: goes with --kind eagle or hybrid, not {options.kind}")
+        kind = kind_of(folder)
+        if kind not in ("eagle", "hybrid"):
+            raise ValueError(f"--start-from: {folder} holds no eagle or hybrid draft")
+        eagle = member_folder(kind, folder, "eagle")
+        check_continues(eagle, _eagle_config(self._model, options.vocab), self._identity)
+        return eagle
 
     # -- answers -------------------------------------------------------------------------------
 
@@ -308,26 +347,40 @@ class DraftMaker:
 
     # -- measuring -----------------------------------------------------------------------------
 
-    def _measure(self, target: Target, prompts: Sequence[str]) -> None:
+    def _to_measure(self, target: Target, prompts: SplitPrompts) -> list[tuple[int, ...]]:
+        options = self._options
+        texts = (options.measured or prompts.held_out_texts)[: options.measured_limit]
+        encoded = [chat_ids(target.tokenizer, text) for text in texts]
+        longest = max(map(len, encoded))
+        if longest >= target.context_length:
+            raise ValueError(
+                f"--measure-on: a prompt of {longest} tokens leaves no room for an answer in the "
+                f"target's context of {target.context_length}; leave it out"
+            )
+        return encoded
+
+    def _measure(self, target: Target, prompts: Sequence[tuple[int, ...]]) -> None:
         """The draft and its members, as `outrider bench decode` would measure them."""
         options = self._options
         specs = _measured_specs(options.kind, self._draft)
         witness = Witness()
         verifier = verifier_over(target, options.target, specs, witness)
-        encoded = {options.domain: [chat_ids(target.tokenizer, p) for p in prompts]}
         arms = {options.domain: [Arm(spec.name, spec.name) for spec in specs]}
+        room = target.context_length - max(map(len, prompts))
+        tokens = min(MEASURED_TOKENS, room)
         temperatures = sorted(set(options.temperatures))
         measured = {}
         with _bar(len(temperatures) * len(prompts), "prompt", "measuring") as bar:
             for temperature in temperatures:
-                settings = Settings(MEASURED_TOKENS, MEASURED_BUDGET, temperature)
+                settings = Settings(tokens, MEASURED_BUDGET, temperature)
+                encoded = {options.domain: prompts}
                 results = measure(verifier, encoded, arms, settings, bar.update, witness)
                 measured[str(temperature)] = summarise(results)["arms"]
-        self.facts |= {"measured": measured, "measured_prompts": len(prompts)}
-        if options.measured is None:
-            lines = [json.dumps({"prompt": p}, ensure_ascii=False) for p in prompts]
-            path = self._draft / "held_out.jsonl"
-            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        self.facts |= {
+            "measured": measured,
+            "measured_prompts": len(prompts),
+            "measured_tokens": tokens,
+        }
 
     def _card(self) -> dict[str, Any]:
         options = self._options
@@ -351,29 +404,8 @@ class DraftMaker:
         return float("inf") if minutes is None else self._began + 60 * minutes * share
 
 
-def _eagle_to_start_from(options: MakerOptions) -> Path | None:
-    folder = options.start_from
-    if folder is None:
-        return None
-    if options.kind not in ("eagle", "hybrid"):
-        raise ValueError(f"--start-from: goes with --kind eagle or hybrid, not {options.kind}")
-    kind = kind_of(folder)
-    if kind not in ("eagle", "hybrid"):
-        raise ValueError(f"--start-from: {folder} holds no eagle or hybrid draft")
-    return member_folder(kind, folder, "eagle")
-
-
 def _named(folder: Path | None) -> str | None:
     return None if folder is None else str(folder)
-
-
-def _check_resumed(before: dict[str, Any], now: dict[str, Any]) -> None:
-    for name, value in now.items():
-        if before.get(name) != value:
-            raise ValueError(
-                f"--resume: the interrupted run has {name} {before.get(name)}, not {value}; repeat "
-                "its options, or delete its folder"
-            )
 
 
 def _request(answer: TargetAnswer, options: MakerOptions, context: int) -> GenerationRequest:

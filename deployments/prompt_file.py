@@ -1,9 +1,14 @@
 """Prompt files, as benchmarks and draft making read them: JSON lines, each with a `prompt`."""
 
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+# Half a character: JSON can hold one, a text cannot.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +43,15 @@ def _prompt(path: Path, number: int, line: str) -> str:
         raise ValueError(
             f'prompts: line {number} of {path} is no JSON object with a "prompt"'
         ) from error
-    if not isinstance(prompt, str) or not prompt.strip():
+    if not isinstance(prompt, str) or not prompt.strip() or _SURROGATE.search(prompt):
         raise ValueError(f"prompts: the prompt in line {number} of {path} is no text")
     return prompt
+
+
+def write_prompts(path: Path, prompts: Iterable[str]) -> None:
+    """A file that `read_prompts` reads."""
+    lines = (json.dumps({"prompt": prompt}, ensure_ascii=False) + "\n" for prompt in prompts)
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def chat_ids(tokenizer: Any, prompt: str) -> tuple[int, ...]:

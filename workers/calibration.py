@@ -20,6 +20,8 @@ from workers.training.ngram_table import ORDER
 CALIBRATION = "calibration.json"
 # What a member is taken to say of a token that is not among its likeliest.
 FLOOR = 1e-3
+# Of a weight: far beyond what any fit gives, and far from where their sum would overflow.
+MOST = 20.0
 # Levels below what the target said, from which on the neural member grows no less sure.
 FARTHEST = 4
 
@@ -85,7 +87,7 @@ class Calibration:
             saved = json.loads(path.read_text(encoding="utf-8"))
             if not saved:
                 raise ValueError("it has no regime")
-            return cls({float(t): _regime(fields) for t, fields in saved.items()})
+            return cls({_number(float(t)): _regime(fields) for t, fields in saved.items()})
         except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path}: is no calibration ({type(error).__name__}: {error}); make the draft anew "
@@ -97,10 +99,20 @@ def _regime(saved: Mapping[str, Any]) -> Regime:
     if not len(saved["ngram"]) == len(saved["both"]) == ORDER + 1:
         raise ValueError(f"its n-grams are not of 0 to {ORDER} tokens")
     return Regime(
-        ngram=tuple(Pool(**pool) for pool in saved["ngram"]),
-        both=tuple(Pool(**pool) for pool in saved["both"]),
-        neural=Pool(**saved["neural"]),
+        ngram=tuple(map(_pool, saved["ngram"])),
+        both=tuple(map(_pool, saved["both"])),
+        neural=_pool(saved["neural"]),
     )
+
+
+def _pool(saved: Mapping[str, Any]) -> Pool:
+    return Pool(**{name: _number(weight) for name, weight in saved.items()})
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or not abs(value) <= MOST:
+        raise ValueError(f"{value!r} is no number from -{MOST} to {MOST}")
+    return float(value)
 
 
 # Every member is taken at its word; without a calibration there is one member only.

@@ -17,7 +17,7 @@ from workers.engine.eagle_pass import EaglePass, KeysAndValues, NewRows
 from workers.speculation.tree import SparseLaw
 from workers.tree_growth import TreePath
 
-# Pairs taken in per call and sequence, so that a long prompt does not make the others wait.
+# Pairs taken in per call, so that long prompts do not make the others wait.
 CATCH_UP = 256
 # Tokens of each law that are told.
 LIKELIEST = 8
@@ -26,35 +26,38 @@ LIKELIEST = 8
 @dataclass(slots=True)
 class _Followed:
     """One sequence. `first`: the position of its first pair; features: of positions from the first
-    pair not yet taken in, one tensor per update; root: the state after the last pair."""
+    pair not yet taken in, one tensor per update, `waiting` in all; root: the state after the last
+    pair."""
 
     kv: KeysAndValues
     tokens: list[int] = field(default_factory=list)
     first: int = 0
     features: list[Tensor] = field(default_factory=list)
+    waiting: int = 0
     root: Tensor | None = None
     # The tree: where each node stands among those asked, its state, and its ancestors there.
     place: dict[TreePath, int] = field(default_factory=dict)
     states: list[Tensor] = field(default_factory=list)
-
-    @property
-    def waiting(self) -> int:
-        """Positions with features that no pair was made of."""
-        return sum(map(len, self.features))
 
     def hear(self, features: Features, values: Tensor) -> None:
         """Features that follow what is there; any others begin the sequence anew from there."""
         expected = self.first + self.kv.committed + self.waiting
         if features.start != expected:
             self.first, self.features, self.root = features.start, [], None
-            self.kv.committed = 0
+            self.waiting = self.kv.committed = 0
         self.features.append(values)
+        self.waiting += len(values)
 
     def take(self, most: int) -> Tensor:
         """Up to `most` waiting features, in their order: [n, layers * hidden]."""
         waiting = torch.cat(self.features)
         self.features = [waiting[most:]] if len(waiting) > most else []
+        self.waiting = len(waiting[most:])
         return waiting[:most]
+
+
+def _waiting(followed: _Followed) -> int:
+    return followed.waiting
 
 
 class EagleMember:
@@ -88,16 +91,23 @@ class EagleMember:
         followed = self._followed.get(sequence)
         return 0 if followed is None else len(followed.tokens)
 
+    def overdue(self, sequence: int) -> bool:
+        """Whether so much waits that it should be taken in though nobody asks: a token's features
+        are as large as some hundred tokens.
+        """
+        return self._followed[sequence].waiting >= CATCH_UP
+
     @torch.inference_mode()
     def catch_up(self, sequences: Sequence[int]) -> dict[int, SparseLaw]:
         """Take in what the target said meanwhile. What may follow the last token, for those
         sequences that are taken in wholly.
         """
-        behind, rows = [], []
-        for sequence in sequences:
-            followed = self._followed[sequence]
+        behind, rows, left = [], [], CATCH_UP
+        # Who is nearly there comes first.
+        for followed in sorted((self._followed[s] for s in sequences), key=_waiting):
             followed.place, followed.states, followed.kv.nodes = {}, [], 0
-            if own := self._next_pairs(followed):
+            if own := self._next_pairs(followed, left):
+                left -= len(own.tokens)
                 behind.append(followed)
                 rows.append(own)
         for followed, states in zip(behind, self._run(rows), strict=True):
@@ -128,10 +138,10 @@ class EagleMember:
         done = followed.first + followed.kv.committed == len(followed.tokens) - 1
         return followed.root if done else None
 
-    def _next_pairs(self, followed: _Followed) -> NewRows | None:
-        """Pairs not yet taken in, as many as a call should."""
+    def _next_pairs(self, followed: _Followed, most: int) -> NewRows | None:
+        """Up to `most` pairs not yet taken in."""
         start = followed.first + followed.kv.committed
-        size = min(CATCH_UP, followed.waiting, len(followed.tokens) - 1 - start)
+        size = min(most, followed.waiting, len(followed.tokens) - 1 - start)
         if size <= 0:
             return None
         return NewRows(

@@ -143,6 +143,8 @@ def _fit_pool(cases: Iterable[Case], otherwise: Pool) -> Pool:
     # always the surer one, and has its own already.
     used = rows.max(axis=0) > rows.min(axis=0)
     used[_SURER] &= used[_NGRAM] and used[_NEURAL]
+    if not used.any():
+        return otherwise
     model = LogisticRegression(C=_INVERSE_PENALTY, max_iter=1000).fit(rows[:, used], right)
     weights = np.zeros(rows.shape[1])
     weights[used] = model.coef_[0]

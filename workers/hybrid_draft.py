@@ -71,6 +71,9 @@ class HybridDraft:
     def _grow(self, requests: Sequence[DraftRequest]) -> dict[int, Proposal]:
         """All trees together: n-grams at once, then rounds of questions to the neural member."""
         trees = [self._tree(request, neural=self._eagle is not None) for request in requests]
+        if self._eagle is not None:
+            numbers = [request.sequence for request in requests]
+            self._eagle.catch_up([number for number in numbers if self._eagle.overdue(number)])
         for tree in trees:
             tree.grow()
         while asking := [(tree, paths) for tree in trees if (paths := tree.questions())]:

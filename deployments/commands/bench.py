@@ -17,7 +17,13 @@ from bench.matrix import matrix_of, matrix_table
 from bench.provenance import provenance
 from bench.reliability import Witness
 from bench.report import decode_report, peers_report
-from deployments.commands.options import add_target_options, count, target_spec
+from deployments.commands.options import (
+    add_target_options,
+    count,
+    natural,
+    target_spec,
+    temperatures,
+)
 from deployments.pool import find_draft, open_verifier
 from deployments.prompt_file import PromptFile, chat_ids, read_prompts
 from workers.engine.model_store import is_default, resolve
@@ -70,14 +76,14 @@ def _add_decode(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, arms=f"{PLAIN},chain,ngram,eagle,hybrid")
     parser.add_argument(
         "--temperatures",
-        type=_temperatures,
+        type=temperatures,
         default=(0.0, 0.8),
         metavar="T,T",
         help="one after the other; 0 is greedy (default: 0,0.8)",
     )
     parser.add_argument(
         "--seed",
-        type=int,
+        type=natural,
         default=0,
         metavar="S",
         help="of the first prompt, the next one has S + 1 (default: %(default)s)",
@@ -136,7 +142,7 @@ def _add_common(parser: argparse.ArgumentParser, *, arms: str) -> None:
     )
     parser.add_argument(
         "--budget",
-        type=int,
+        type=natural,
         default=8,
         metavar="N",
         help="nodes of the token tree per step (default: %(default)s)",
@@ -146,16 +152,6 @@ def _add_common(parser: argparse.ArgumentParser, *, arms: str) -> None:
         "--report", type=Path, metavar="OUT.md", help="write all of it in Markdown here"
     )
     add_target_options(parser)
-
-
-def _temperatures(text: str) -> tuple[float, ...]:
-    found = tuple(float(part) for part in text.split(","))
-    for temperature in found:
-        if not 0 <= temperature < float("inf"):
-            raise argparse.ArgumentTypeError(f"{temperature} is not 0 or more")
-    if len(set(found)) < len(found):
-        raise argparse.ArgumentTypeError(f"{text} names one twice")
-    return found
 
 
 # -- decode ----------------------------------------------------------------------------------------

@@ -6,7 +6,13 @@ import secrets
 import sys
 from typing import Any
 
-from deployments.commands.options import add_target_options, count, target_spec
+from deployments.commands.options import (
+    add_target_options,
+    count,
+    natural,
+    target_spec,
+    temperature,
+)
 from deployments.pool import PLAIN, find_draft, open_verifier
 from deployments.prompt_file import chat_ids
 from workers.completion import Completion, run_requests
@@ -31,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--budget",
-        type=int,
+        type=natural,
         default=8,
         metavar="N",
         help="nodes of the token tree per step; 0 decodes plainly (default: %(default)s)",
     )
     parser.add_argument(
         "--temperature",
-        type=float,
+        type=temperature,
         default=0.0,
         metavar="T",
         help="0 is greedy (default: %(default)s)",
@@ -52,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seed",
-        type=int,
+        type=natural,
         metavar="S",
         help="the same seed gives the same text, with any draft or none (default: a new one)",
     )

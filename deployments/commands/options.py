@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import argparse
+from argparse import ArgumentTypeError
 
 from workers.engine.model import DTYPES
 from workers.engine.model_store import DEFAULT_TARGET
@@ -28,16 +29,51 @@ def add_target_options(parser: argparse.ArgumentParser, *, dtype: str = "bfloat1
         help="where the target runs (default: %(default)s)",
     )
     parser.add_argument(
-        "--threads", type=int, default=0, metavar="N", help="CPU threads (default: all cores)"
+        "--threads",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="CPU threads (default: all cores)",
     )
 
 
 def count(text: str) -> int:
     """An option's value that must be 1 or more."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return _at_least(1, text)
+
+
+def natural(text: str) -> int:
+    """An option's value that must be 0 or more."""
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no whole number") from None
+    if number < least:
+        raise ArgumentTypeError(f"{number} is not {least} or more")
     return number
+
+
+def temperature(text: str) -> float:
+    """An option's value that must be 0 or more."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no number") from None
+    if not 0 <= number < float("inf"):
+        raise ArgumentTypeError(f"{number} is not 0 or more")
+    return number
+
+
+def temperatures(text: str) -> tuple[float, ...]:
+    """Some of them, between commas, each once."""
+    found = tuple(temperature(part) for part in text.split(","))
+    if len(set(found)) < len(found):
+        raise ArgumentTypeError(f"{text} names one twice")
+    return found
 
 
 def target_spec(args: argparse.Namespace) -> TargetSpec:

@@ -1,11 +1,19 @@
 """`outrider prepare-draft`: make a draft for a target and a domain, from prompts alone."""
 
 import argparse
+import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import torch
 
-from deployments.commands.options import add_target_options, count, target_spec
+from deployments.commands.options import (
+    add_target_options,
+    count,
+    natural,
+    target_spec,
+    temperatures,
+)
 from deployments.draft_maker import EPOCHS, DraftMaker, MakerOptions
 from deployments.prompt_file import read_prompts
 
@@ -31,7 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="hybrid",
         help="; ".join(f"{kind}: {what}" for kind, what in _KINDS.items()) + " (default: hybrid)",
     )
-    parser.add_argument("--domain", required=True, metavar="NAME", help="what the draft is for")
+    parser.add_argument(
+        "--domain",
+        required=True,
+        metavar="NAME",
+        help="what the draft is for; the router knows code, math, en and zh",
+    )
     parser.add_argument(
         "--prompts",
         required=True,
@@ -52,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_answers(parser)
     _add_measuring(parser)
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="of everything (default: %(default)s)"
+        "--seed", type=natural, default=0, metavar="S", help="of everything (default: %(default)s)"
     )
     parser.add_argument(
         "--resume", action="store_true", help="go on with a run that was interrupted"
@@ -74,8 +87,8 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=130_000,
         metavar="N",
-        help="most that the target shall say; a table learns from 55,000 already (default: "
-        "%(default)s)",
+        help="how much of what the target says is used, held-out answers included; a table learns "
+        "from 55,000 already (default: %(default)s)",
     )
     parser.add_argument(
         "--steps",
@@ -116,7 +129,7 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--temperatures",
-        type=_temperatures,
+        type=temperatures,
         default=(0.0, 0.8),
         metavar="T,T",
         help="of the answers, in turn; 0 is greedy (default: 0,0.8)",
@@ -136,7 +149,7 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         "--measure-on",
         type=Path,
         metavar="FILE",
-        help="prompts to measure on (default: some held out of --prompts, kept as held_out.jsonl)",
+        help="prompts to measure on (default: those held out of --prompts, kept as held_out.jsonl)",
     )
     parser.add_argument(
         "--measure-limit",
@@ -148,18 +161,17 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
 
 
 def _minutes(text: str) -> float:
-    minutes = float(text)
+    try:
+        minutes = float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no number") from None
     if not 0 < minutes < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+        raise ArgumentTypeError(f"{text} is not more than 0")
     return minutes
 
 
 def _layers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
-def _temperatures(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
+    return tuple(natural(part) for part in text.split(","))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -186,7 +198,11 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     maker = DraftMaker(options)
-    maker.run(resume=args.resume)
+    try:
+        maker.run(resume=args.resume)
+    except KeyboardInterrupt:
+        print("outrider: what was done is kept; go on with --resume", file=sys.stderr)
+        raise
     facts = maker.facts
     print(f"{args.out}: {facts['tokens']:,} tokens of {facts['answers']:,} answers")
     for temperature, arms in facts["measured"].items():

@@ -4,8 +4,10 @@ transformers calls it once a layer with the queries of the whole pack. Each segm
 own extents of the pool: all committed tokens, and of the segment itself only its ancestors.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from workers.engine.pack import Pack
+from workers.engine.pack import Pack, Segment
 
 IMPLEMENTATION = "outrider"
 
 
 @dataclass(frozen=True)
 class SegmentPlan:
-    """One segment, ready for attention in every layer.
+    """One segment, or a part of one, ready for attention in every layer.
 
     slots: of all keys; extent: the range that they are, if they are one; seen [T, n] bool: which of
     the last n keys each query sees, all of the keys before; groups: query heads per KV head.
@@ -75,22 +77,30 @@ class AttentionPlan:
         cls, pack: Pack, groups: int, dtype: torch.dtype, device: torch.device
     ) -> "AttentionPlan":
         """`groups`: query heads per KV head."""
-        slots = [segment.slots() for segment in pack.segments]
         return cls(
             segments=tuple(
-                SegmentPlan(
-                    own.to(device),
-                    segment.extents[0] if len(segment.extents) == 1 else None,
-                    segment.visible(),
-                    groups,
-                    dtype,
-                )
-                for segment, own in zip(pack.segments, slots, strict=True)
+                plan
+                for segment in pack.segments
+                for plan in _plans_of(segment, groups, dtype, device)
             ),
-            new_slots=torch.cat(
-                [own[segment.start :] for segment, own in zip(pack.segments, slots, strict=True)]
-            ).to(device),
+            new_slots=torch.cat([s.slots()[s.start :] for s in pack.segments]).to(device),
         )
+
+
+def _plans_of(
+    segment: Segment, groups: int, dtype: torch.dtype, device: torch.device
+) -> Iterator[SegmentPlan]:
+    """One for a prompt's chunk and one for the tree behind it, one for anything else: a chunk is
+    computed as it would be without a tree, so that its keys and values have the same bits.
+    """
+    slots, seen = segment.slots().to(device), segment.visible()
+    begin = segment.extents[0][0] if len(segment.extents) == 1 else None
+    own = segment.rows[0] + 1 if segment.rows else len(segment.tokens)
+    ends = [own, len(seen)] if 1 < own < len(seen) else [len(seen)]
+    for first, last in pairwise([0, *ends]):
+        keys = slots[: segment.start + last]
+        extent = None if begin is None else (begin, begin + len(keys))
+        yield SegmentPlan(keys, extent, seen[first:last, :last], groups, dtype)
 
 
 def pool_attention(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from workers.engine.weights import TargetIdentity, Weights, identity_of
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
+_START = "--start-from"
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
@@ -39,15 +41,18 @@ class EagleConfig:
     passed; draft_vocab_size: tokens that can be guessed; the rest as in a Llama's config.
     """
 
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    draft_vocab_size: int
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    rms_norm_eps: PositiveFloat
+    rope_theta: PositiveFloat
+    draft_vocab_size: PositiveInt
     feature_layers: tuple[int, ...]
+
+
+_CONFIGS = TypeAdapter(EagleConfig)
 
 
 class EagleModel(nn.Module):
@@ -188,19 +193,23 @@ def new_eagle(
     return model
 
 
+def check_continues(folder: Path, config: EagleConfig, target: TargetIdentity) -> None:
+    """Raises ValueError when a draft of this config cannot start from the one in `folder`: that is
+    none, made for another target, or of another shape.
+    """
+    own, made_for = read_eagle_config(folder)
+    target.check_same(made_for, _START)
+    if replace(own, draft_vocab_size=config.draft_vocab_size) != config:
+        raise ValueError(f"{_START}: {folder} is {own}, and what is made would be {config}")
+
+
 def continue_eagle(model: EagleModel, folder: Path, target: Path) -> None:
     """Give `model` the trained weights of the draft in `folder`, which may guess other tokens.
 
-    Raises ValueError when that is none, made for another target, or of another shape.
+    Raises ValueError as `check_continues` does.
     """
-    trained = load_eagle(folder, target, "--start-from")
-    layers = trained.config.feature_layers
-    if layers != model.config.feature_layers:
-        raise ValueError(
-            f"--start-from: {folder} reads the target's layers {layers}, not "
-            f"{model.config.feature_layers}"
-        )
-    _load_saved_form(model, _saved_form(trained))
+    check_continues(folder, model.config, identity_of(target, target.name))
+    _load_saved_form(model, _saved_form(load_eagle(folder, target, _START)))
 
 
 # Where a Llama-like target keeps what the draft's layer starts from.
@@ -302,13 +311,29 @@ def read_eagle_config(folder: Path) -> tuple[EagleConfig, TargetIdentity]:
         saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         identity = TargetIdentity(**saved["target"])
         names = [field.name for field in fields(EagleConfig)]
-        config = EagleConfig(**{name: saved[name] for name in names})
-        return replace(config, feature_layers=tuple(config.feature_layers)), identity
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"{folder}: is no eagle draft with its target's identity inside "
-            f"({type(error).__name__}: {error}); make one with `outrider prepare-draft`"
-        ) from error
+        config = _CONFIGS.validate_python({name: saved[name] for name in names})
+        _check_shape(config, identity)
+        return config, identity
+    except ValidationError as error:
+        why = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+    raise ValueError(
+        f"{folder}: is no eagle draft with its target's identity inside ({why}); make one with "
+        "`outrider prepare-draft`"
+    )
+
+
+def _check_shape(config: EagleConfig, target: TargetIdentity) -> None:
+    """Against whom it was made for: what its weights' shapes do not show."""
+    if config.hidden_size != target.hidden_size:
+        raise ValueError(f"hidden_size {config.hidden_size} is not the target's")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ValueError("num_attention_heads is no multiple of num_key_value_heads")
+    layers = config.feature_layers
+    in_order = sorted({*layers}) == [*layers]
+    if not (layers and in_order and layers[0] >= 1 and layers[-1] <= target.layers):
+        raise ValueError(f"feature_layers {layers} are not some of 1 to {target.layers}, in order")
 
 
 def load_eagle(folder: Path, target: Path, what: str) -> EagleModel:
@@ -320,13 +345,23 @@ def load_eagle(folder: Path, target: Path, what: str) -> EagleModel:
     identity_of(target, target.name).check_same(made_for, what)
     try:
         tensors = load_file(folder / WEIGHTS)
-        ids = tensors["d2t"] + torch.arange(config.draft_vocab_size)
-        weights = Weights(target)
-        model = EagleModel(config, _shared_embedding(target), weights.head()[ids].float(), ids)
+        head = Weights(target).head()
+        ids = _own_tokens(tensors["d2t"], config.draft_vocab_size, len(head))
+        model = EagleModel(config, _shared_embedding(target), head[ids].float(), ids)
         _load_saved_form(model, tensors)
     except (OSError, LookupError, ValueError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"{what}: {folder / WEIGHTS} does not fit its config: {error}") from error
     return model.requires_grad_(False).eval()
+
+
+def _own_tokens(d2t: Tensor, size: int, target_size: int) -> Tensor:
+    """The target's ids of the draft's tokens: [size], ascending."""
+    if d2t.dtype != torch.int64 or d2t.shape != (size,):
+        raise ValueError(f"d2t is {d2t.dtype} {list(d2t.shape)}, not torch.int64 [{size}]")
+    ids = d2t + torch.arange(size)
+    if ids[0] < 0 or ids[-1] >= target_size or not (ids.diff() > 0).all():
+        raise ValueError(f"d2t does not lead, ascending, to {size} of the target's {target_size}")
+    return ids
 
 
 @lru_cache(maxsize=1)

@@ -75,16 +75,19 @@ def _mesh_on(device: torch.device) -> Iterator[None]:
         torch._C._get_accelerator = built_for
 
 
-def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
-    """Drop all other decoder layers, in place."""
-    text = model.config.get_text_config()
-    bad = [layer for layer in layers if not 0 <= layer < text.num_hidden_layers]
+def check_layers(layers: Sequence[int], there: int) -> None:
+    """Raises ValueError when some of `layers` are none of the `there` that a model has."""
+    bad = [layer for layer in layers if not 0 <= layer < there]
     if bad:
-        raise ValueError(
-            f"layers: the model has layers 0 to {text.num_hidden_layers - 1}, not {bad}"
-        )
+        raise ValueError(f"layers: the model has layers 0 to {there - 1}, not {bad}")
     if len(set(layers)) < len(layers):
         raise ValueError(f"layers: {list(layers)} names one twice; its KV would be overwritten")
+
+
+def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
+    """Drop all other decoder layers, in place. Raises ValueError as `check_layers` does."""
+    text = model.config.get_text_config()
+    check_layers(layers, text.num_hidden_layers)
     decoder = model.get_decoder()
     decoder.layers = nn.ModuleList([decoder.layers[layer] for layer in layers])
     for index, layer in enumerate(decoder.layers):

@@ -98,8 +98,8 @@ class TargetIdentity:
         raise ValueError(
             f"{what}: was made for the target {other.name!r} ({other.layers} layers of "
             f"{other.hidden_size}, weights {other.weights}), not for this one ({self.layers} "
-            f"layers of {self.hidden_size}, weights {self.weights}); make one with `outrider "
-            "prepare-draft`, or leave it out of the pool"
+            f"layers of {self.hidden_size}, weights {self.weights}); make one for it with "
+            "`outrider prepare-draft`"
         )
 
 

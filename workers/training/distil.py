@@ -210,7 +210,7 @@ def score(student: Student, texts: Sequence[TeacherText], ahead: int) -> Score:
             outputs = student.unroll(batch, ahead)
             for further, hidden in enumerate(outputs):
                 logits = student.logits(hidden[batch.answered]).float()
-                guesses = student.vocabulary[logits.topk(3, -1).indices]
+                guesses = student.vocabulary[logits.topk(min(3, logits.shape[-1]), -1).indices]
                 hits[further] += int((guesses[:, :1] == best).sum())
                 if further == 0:
                     top3 += int((guesses == best).any(-1).sum())

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +44,15 @@ class NgramTable:
     """Next-token counts after contexts of up to `ORDER` tokens.
 
     tokens: all sequences, each preceded by -1.
+
+    Raises ValueError when they are none of the vocabulary's.
     """
 
     def __init__(self, tokens: NDArray[np.int32], vocabulary: Vocabulary, card: dict[str, Any]):
+        if tokens.ndim != 1 or not len(tokens) or tokens[0] != _BREAK:
+            raise ValueError("its tokens are no sequences")
+        if tokens.min() < _BREAK or tokens.max() >= vocabulary.size:
+            raise ValueError(f"its tokens are not all of the {vocabulary.size} of the vocabulary")
         self.vocabulary = vocabulary
         self.card = card
         self._tokens = tokens
@@ -59,25 +66,31 @@ class NgramTable:
     def build(
         cls, sequences: Sequence[Sequence[int]], vocabulary: Vocabulary, card: dict[str, Any]
     ) -> "NgramTable":
-        """Raises ValueError when there is nothing to learn from."""
+        """A token that is none of the vocabulary's, as a target's padding is, ends a sequence.
+
+        Raises ValueError when there is nothing to learn from.
+        """
         if not any(len(sequence) > 1 for sequence in sequences):
             raise ValueError("prompts: the target's answers to them are empty; give more prompts")
         flat = [token for sequence in sequences for token in (_BREAK, *sequence)]
-        return cls(np.array(flat, dtype=np.int32), vocabulary, card)
+        tokens = np.array(flat, dtype=np.int32)
+        return cls(np.where(tokens < vocabulary.size, tokens, _BREAK), vocabulary, card)
 
     @classmethod
     def load(cls, folder: Path) -> "NgramTable":
         """Raises ValueError when the folder holds no table."""
         try:
             config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-            with np.load(folder / TOKENS) as saved:
+            with (folder / TOKENS).open("rb") as file, np.load(file) as saved:
                 tokens = saved["tokens"].astype(np.int32) - 1
+            return cls(tokens, Vocabulary(**config["vocabulary"]), config["card"])
         except FileNotFoundError as error:
-            raise ValueError(
-                f"{folder}: holds no n-gram table ({Path(error.filename).name} is missing); "
-                "make one with `outrider prepare-draft`"
-            ) from error
-        return cls(tokens, Vocabulary(**config["vocabulary"]), config["card"])
+            why = f"{Path(error.filename).name} is missing"
+        except (OSError, EOFError, LookupError, TypeError, ValueError, BadZipFile) as error:
+            why = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{folder}: holds no n-gram table ({why}); make one with `outrider prepare-draft`"
+        )
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -81,11 +81,14 @@ def bare_text(answer: TargetAnswer) -> TeacherText:
 
 
 def likeliest_tokens(texts: Sequence[TeacherText], vocabulary: int, size: int) -> Tensor:
-    """Ids, in order, of the `size` tokens to which the teacher gave most probability in all."""
+    """Ids, in order, of the `size` tokens of the tokenizer's `vocabulary` to which the teacher gave
+    most probability in all; its law may have more, which are padding.
+    """
     mass = torch.zeros(vocabulary, dtype=torch.float64)
     for text in texts:
         ids, logprobs = text.top_ids.long().flatten(), text.top_logprobs.double().flatten()
-        mass.index_add_(0, ids, logprobs.exp())
+        real = ids < vocabulary
+        mass.index_add_(0, ids[real], logprobs[real].exp())
     return mass.topk(min(size, vocabulary)).indices.sort().values
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -69,3 +70,21 @@ def test_our_own_mistakes_are_not_dressed_up(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_status_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "run", lambda args: 7)
     assert cli.main(["generate", "--prompt", "x"]) == 7
+
+
+def test_ctrl_c_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pressed(args: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "run", pressed)
+    assert cli.main(["generate", "--prompt", "x"]) == cli.INTERRUPTED
+    assert capsys.readouterr().err == "outrider: interrupted\n"
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"outrider {version('outrider')}\n"

@@ -71,6 +71,10 @@ def test_an_unknown_key_is_named_by_its_path(tmp_path: Path, text: str, path: st
         ("drafts: [{name: a, kind: ngram}, {name: a, kind: ngram}]", "two drafts are called 'a'"),
         ("drafts: [{name: a, kind: lm}]", "needs either path or layers"),
         ("drafts: [{name: a, kind: ngram, layers: [1]}]", "layers are for lm drafts"),
+        (
+            "drafts: [{name: a, kind: ngram, domain: law}]",
+            "drafts.0.domain: Input should be 'code'",
+        ),
         ("router: {threshold: .inf}", "router.threshold"),
         ("speculation: {budget: 9, max_budget: 8}", "budget 9 is larger than max_budget 8"),
         ("http: {port: 0}", "http.port"),

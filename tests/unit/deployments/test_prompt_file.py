@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.prompt_file import read_prompts
+from deployments.prompt_file import read_prompts, write_prompts
 
 
 def written(path: Path, *lines: str) -> Path:
@@ -26,7 +26,16 @@ def test_unicode_line_separators_are_part_of_a_prompt(tmp_path: Path) -> None:
     assert read_prompts(path).prompts == (prompt,)
 
 
-@pytest.mark.parametrize("line", ["no json", "[]", '{"text": "a"}', '{"prompt": " "}', "3"])
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    prompts = ("one\u2028two", "🦜", '"quoted"')
+    write_prompts(tmp_path / "en.jsonl", prompts)
+    assert read_prompts(tmp_path / "en.jsonl").prompts == prompts
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["no json", "[]", '{"text": "a"}', '{"prompt": " "}', "3", '{"prompt": "half \\ud83e"}'],
+)
 def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     path = written(tmp_path / "math.jsonl", '{"prompt": "fine"}', line)
     with pytest.raises(ValueError, match="line 2"):

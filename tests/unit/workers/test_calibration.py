@@ -100,6 +100,12 @@ def spoiled(tmp_path: Path, change: Any) -> str:
         lambda saved: saved["0.0"]["neural"].update(image=1.0),
         lambda saved: saved["0.0"]["ngram"].pop(),
         lambda saved: saved["0.0"]["both"].append({}),
+        lambda saved: saved["0.0"]["neural"].update(bias="0.5"),
+        lambda saved: saved["0.0"]["neural"].update(bias=None),
+        lambda saved: saved["0.0"]["neural"].update(bias=float("nan")),
+        lambda saved: saved["0.0"]["ngram"][2].update(farther=float("-inf")),
+        lambda saved: saved["0.0"]["both"][2].update(bias=-1000.0),
+        lambda saved: saved.update(nan=saved["0.0"]),
     ],
 )
 def test_what_is_no_calibration_is_refused(tmp_path: Path, change: Any) -> None:

@@ -23,7 +23,7 @@ from workers import eagle_member
 from workers.draft import DraftUpdate, Features
 from workers.eagle_member import LIKELIEST, EagleMember
 from workers.engine.eagle import EagleModel
-from workers.engine.eagle_pass import _FIRST_SLOTS
+from workers.engine.eagle_pass import _FIRST_SLOTS, NewRows
 from workers.speculation.tree import SparseLaw
 from workers.tree_growth import TreePath as Tokens
 
@@ -301,6 +301,28 @@ def test_a_long_prompt_is_taken_in_in_pieces_and_the_others_do_not_wait(
     known = [member.catch_up([0, 1]).keys() for _ in range(3)]
     assert known == [{1}, {1}, {0, 1}]
     check(model, root(member), trained_law(model, TOKENS, FEATURES, ()))
+
+
+def test_several_long_prompts_share_what_a_call_takes_in(
+    model: EagleModel, member: EagleMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eagle_member, "CATCH_UP", 10)
+    for sequence in range(3):
+        tell(member, TOKENS, FEATURES, sequence)
+    rows: list[int] = []
+    run = member._run
+
+    def counting(own: Sequence[NewRows]) -> list[Tensor]:
+        rows.append(sum(len(one.tokens) for one in own))
+        return run(own)
+
+    monkeypatch.setattr(member, "_run", counting)
+    while len(laws := member.catch_up(range(3))) < 3:
+        pass
+    assert max(rows) == 10
+    assert len(rows) == -(-3 * (len(TOKENS) - 1) // 10)
+    for law in laws.values():
+        check(model, law, trained_law(model, TOKENS, FEATURES, ()))
 
 
 def test_a_pass_that_fails_costs_what_it_took_in_and_no_more(

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workers.calibration import UNCALIBRATED, Calibration
+from workers.calibration import UNCALIBRATED, Calibration, Pool
 from workers.draft import DraftUpdate
 from workers.engine.vocabulary import Vocabulary
-from workers.fit_calibration import LEVELS, fit_calibration
+from workers.fit_calibration import _ENOUGH, LEVELS, Case, _fit_pool, fit_calibration
 from workers.ngram_member import NgramMember
 from workers.training.batch import Batch
 from workers.training.corpus import TargetAnswer
@@ -231,3 +231,8 @@ def test_with_hardly_any_cases_members_are_taken_at_their_word(member: NgramMemb
     student = Student(right_at(lambda at, level: 0.5), (0.5,))
     few = fit_calibration(texts(2, 5, Chain(0.9)), member, student)
     assert few.at(0.0) == UNCALIBRATED.at(0.0)
+
+
+def test_members_that_say_the_same_of_everything_are_taken_at_their_word() -> None:
+    cases = [Case(1, 0, said, {5: 0.5}, None) for said in (5, 6)] * 2 * _ENOUGH
+    assert _fit_pool(cases, Pool(ngram=0.7)) == Pool(ngram=0.7)

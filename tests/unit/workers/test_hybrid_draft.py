@@ -15,6 +15,7 @@ from tests.eagles import (
     tiny_eagle,
     trained_law,
 )
+from workers import eagle_member, tree_growth
 from workers.calibration import CALIBRATION, UNCALIBRATED, Calibration, Pool, Regime
 from workers.draft import DraftKind, DraftRequest, DraftSpec, DraftUpdate, Features, load_draft
 from workers.eagle_member import LIKELIEST, EagleMember
@@ -111,6 +112,24 @@ def test_its_tree_grows_on_what_its_members_say_of_each_node(
     assert proposal.members == whole.members
     assert proposal.confidence == pytest.approx(whole.confidence, rel=1e-3)
     assert set(proposal.members) == ({SUFFIX, NEURAL} if ngram else {NEURAL})
+
+
+def test_features_that_nobody_asks_for_do_not_pile_up(
+    model: EagleModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = some_tokens(40)
+    draft = hybrid(model)
+    tell(draft, tokens[:3])
+    with monkeypatch.context() as patch:
+        patch.setattr(tree_growth, "ROUND_WORTH", 1e9)
+        patch.setattr(eagle_member, "CATCH_UP", 4)
+        for known in range(3, 30):
+            run = Features(known - 1, LAYERS, FEATURES[known - 1 : known])
+            draft.commit([DraftUpdate(0, known, (tokens[known],), run)])
+            assert NEURAL not in proposed(draft, known + 1).members
+            assert draft._eagle is not None
+            assert draft._eagle._followed[0].waiting <= 4
+    assert NEURAL in proposed(draft, 30).members
 
 
 def test_sequences_asked_together_get_what_each_gets_alone(model: EagleModel) -> None:

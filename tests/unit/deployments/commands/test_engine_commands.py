@@ -123,7 +123,7 @@ def test_for_people_text_goes_to_stdout_and_numbers_to_stderr(
         (["--temperature", "nan"], "temperature: nan is not 0 or more"),
         (["--top-p", "7"], "top_p: 7.0 is not more than 0"),
         (["--seed", "-1"], "seed: -1 is not"),
-        (["--threads", "-1"], "target.threads: -1 is not 0"),
+        (["--threads", "-1"], "--threads: -1 is not 0 or more"),
         (["--draft", "nobody"], "draft: 'nobody' is no member of the pool"),
         (["--draft", "lm"], "layers: the model has layers 0 to 1, not [28, 29]"),
         (["--target", "/no/such/folder"], "/no/such/folder"),

@@ -176,7 +176,7 @@ def interrupt(patch: pytest.MonkeyPatch, stage: str) -> None:
         patch.setattr(draft_maker, "measure", raising(Interrupted()))
 
 
-def raising(error: Exception) -> Callable[..., Any]:
+def raising(error: BaseException) -> Callable[..., Any]:
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
@@ -185,6 +185,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 def test_what_would_mix_up_two_runs_is_refused(
     prepare: Callable[..., int],
+    prompts: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -195,8 +196,16 @@ def test_what_would_mix_up_two_runs_is_refused(
             prepare("eagle")
     assert prepare("eagle") == 2
     assert "holds a run that was interrupted; go on with --resume" in capsys.readouterr().err
-    assert prepare("eagle", "--resume", "--seed", "5") == 2
-    assert "--resume: the interrupted run has seed 0, not 5" in capsys.readouterr().err
+    for option, told in (("seed", "0"), ("steps", "6"), ("domain", "songs")):
+        assert prepare("eagle", "--resume", f"--{option}", "5") == 2
+        assert (
+            f"--resume: the interrupted run has {option} {told}, not 5" in capsys.readouterr().err
+        )
+    text = prompts.read_text(encoding="utf-8")
+    prompts.write_text(text + '\n{"prompt": "one more"}', encoding="utf-8")
+    assert prepare("eagle", "--resume") == 2
+    assert "--resume: the interrupted run has prompts" in capsys.readouterr().err
+    prompts.write_text(text, encoding="utf-8")
     other = make_target(tmp_path / "other", seed=3)
     assert prepare("eagle", "--resume", "--target", str(other)) == 2
     assert "--resume: the interrupted run has target" in capsys.readouterr().err
@@ -229,8 +238,15 @@ def test_minutes_bound_answers_and_training(prepare: Callable[..., int], tmp_pat
 def test_prompts_may_be_measured_on_that_are_not_learned_from(
     prepare: Callable[..., int], prompts: Path, tmp_path: Path
 ) -> None:
-    assert prepare("ngram", "--measure-on", str(prompts)) == 0
-    assert "held_out.jsonl" not in files_of(tmp_path / "draft")
+    """Those held out, on which it is calibrated, are kept all the same."""
+    measured = tmp_path / "measured.jsonl"
+    measured.write_text(json.dumps({"prompt": "another thing"}), encoding="utf-8")
+    assert prepare("ngram", "--measure-on", str(measured)) == 0
+    card = json.loads((tmp_path / "draft/card.json").read_text())
+    assert (card["measured_prompts"], card["measured_tokens"]) == (1, MEASURED)
+    held_out = (tmp_path / "draft/held_out.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(held_out) == 2
+    assert set(held_out) < set(prompts.read_text(encoding="utf-8").splitlines())
 
 
 @pytest.mark.parametrize(
@@ -240,12 +256,16 @@ def test_prompts_may_be_measured_on_that_are_not_learned_from(
         (["--prompts", "/no/such/file"], "prompts: there is no file /no/such/file"),
         (["--kind", "parrot"], "--kind: invalid choice: 'parrot'"),
         (["--kind", "lm", "--layers", "7"], "layers: the model has layers 0 to 1, not [7]"),
-        (["--temperatures", "-1"], "temperature: -1"),
+        (["--temperatures", "-1"], "--temperatures: -1.0 is not 0 or more"),
+        (["--temperatures", "warm"], "--temperatures: 'warm' is no number"),
+        (["--minutes", "soon"], "--minutes: 'soon' is no number"),
+        (["--layers", "first"], "--layers: 'first' is no whole number"),
     ],
     ids=lambda value: value[0].strip("-") if isinstance(value, list) else "",
 )
 def test_options_that_cannot_be_used_are_named(
     prepare: Callable[..., int],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     options: Sequence[str],
     message: str,
@@ -255,10 +275,14 @@ def test_options_that_cannot_be_used_are_named(
     except SystemExit as exit_:
         assert exit_.code == 2
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "draft.work").exists(), "nothing that a mended command would trip over"
 
 
 def test_too_few_prompts_are_refused(
-    prepare: Callable[..., int], prompts: Path, capsys: pytest.CaptureFixture[str]
+    prepare: Callable[..., int],
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     lines = [json.dumps({"prompt": text}) for text in [*"abcd", "z" * CONTEXT, "a"]]
     prompts.write_text("\n".join(lines))
@@ -280,7 +304,7 @@ def test_prompts_of_several_files_take_turns_and_are_all_held_out(
         "songs.jsonl, tales.jsonl"
     )
     held_out = (tmp_path / "draft/held_out.jsonl").read_text().splitlines()
-    assert [json.loads(line)["prompt"] in others for line in held_out] == [False, True]
+    assert [json.loads(line)["prompt"] in others for line in held_out] == [False, True] * 2
     asked = planned(SplitPrompts([[(1,), (2,)], [(7,)]], [], []), (0.0, 0.8))
     assert [(a.prompt, a.temperature) for _, a in zip(range(6), asked, strict=False)] == [
         ((1,), 0.0),
@@ -317,10 +341,27 @@ def test_a_draft_may_start_from_another(prepare: Callable[..., int], tmp_path: P
     ],
 )
 def test_what_no_draft_can_start_from_is_refused(
-    prepare: Callable[..., int], capsys: pytest.CaptureFixture[str], kind: str, message: str
+    prepare: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    message: str,
 ) -> None:
     assert prepare(kind, "--start-from", "nothing-here") == 2
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "draft.work").exists()
+
+
+def test_another_targets_draft_is_none_to_start_from(
+    prepare: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This is found out before an hour of answers, not after it."""
+    assert prepare("eagle") == 0
+    other = make_target(tmp_path / "other", seed=3)
+    start = ("--start-from", str(tmp_path / "draft"))
+    assert prepare("eagle", *start, "--target", str(other), out="second") == 2
+    assert "--start-from: was made for the target" in capsys.readouterr().err
+    assert not (tmp_path / "second.work").exists()
 
 
 def options_for(temperatures: tuple[float, ...]) -> MakerOptions:

@@ -14,6 +14,7 @@ from workers.engine.layer_steps import (
     TorchSteps,
     open_steps,
 )
+from workers.engine.pack import Pack, Segment, chain_parents
 
 pytestmark = [
     pytest.mark.usefixtures("single_thread"),
@@ -244,3 +245,34 @@ def test_a_row_whose_keys_are_no_numbers_spoils_none_that_does_not_see_it(
     spoilt = steps.attend(qkv, angles, store[0], store[1], plan)
     assert torch.equal(spoilt[[0, 2]], clean[[0, 2]])
     assert all(part.isfinite().all() for part in store)
+
+
+@each_dtype
+@pytest.mark.parametrize("steps", [TorchSteps(SHAPE), CompiledSteps(SHAPE)])
+def test_a_prompt_has_the_same_bits_with_a_tree_behind_it(
+    steps: LayerSteps, dtype: torch.dtype
+) -> None:
+    """So has the tree, when the prompt is there before it and fewer rows than torch takes over."""
+    prompt, context, tree = 80, 7, (-1, 0, 0, -1, 3)
+    total = prompt + len(tree)
+    qkv, angles, *store = inputs(total, dtype)
+    parents = (*chain_parents(prompt), *(prompt + parent for parent in tree))
+    extents = ((3, 3 + context + total),)
+    rows = tuple(range(prompt - 1, total))
+    tokens = (0,) * total
+
+    def run(segment: Segment, own: slice, keys: Tensor, values: Tensor) -> Tensor:
+        plan = AttentionPlan.build(Pack((segment,)), SHAPE.heads // SHAPE.kv_heads, dtype, CPU)
+        turns = angles[0][own], angles[1][own]
+        return steps.attend(qkv[own], turns, keys, values, plan)
+
+    kept = [part.clone() for part in store]
+    whole = run(Segment(tokens, context, parents, extents, rows), slice(0, total), *store)
+    chunk = Segment(
+        tokens[:prompt], context, parents[:prompt], ((3, 3 + context + prompt),), (prompt - 1,)
+    )
+    alone = run(chunk, slice(0, prompt), *kept)
+    assert torch.equal(alone, whole[:prompt])
+    below = Segment(tokens[prompt:], context + prompt, tree, extents, tuple(range(len(tree))))
+    later = run(below, slice(prompt, total), *kept)
+    assert torch.equal(later, whole[prompt:])

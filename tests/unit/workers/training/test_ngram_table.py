@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -120,3 +120,50 @@ def test_a_folder_without_a_table_is_refused_by_what_is_missing(tmp_path: Path) 
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"\(tokens\.npz is missing\)"):
         NgramTable.load(tmp_path)
+
+
+def spoil_tokens(**arrays: object) -> Callable[[Path], None]:
+    return lambda folder: np.savez(folder / "tokens.npz", **arrays)  # type: ignore[arg-type]
+
+
+def spoil_config(text: str) -> Callable[[Path], None]:
+    return lambda folder: _write(folder / "config.json", text.encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def cut_off(folder: Path) -> None:
+    _write(folder / "tokens.npz", (folder / "tokens.npz").read_bytes()[:-30])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (spoil_tokens(words=np.array([0, 2])), "KeyError"),
+        (spoil_tokens(tokens=np.zeros((2, 2), np.uint16)), "no sequences"),
+        (spoil_tokens(tokens=np.zeros(0, np.uint16)), "no sequences"),
+        (spoil_tokens(tokens=np.array([2, 3], np.uint16)), "no sequences"),
+        (spoil_tokens(tokens=np.array([0, 51], np.uint16)), "not all of the 50"),
+        (spoil_tokens(tokens=np.array([0, -1], np.int32)), "not all of the 50"),
+        (cut_off, "BadZipFile"),
+        (lambda folder: _write(folder / "tokens.npz", b""), "EOFError"),
+        *((spoil_config(text), "Error") for text in ("[]", "{}", "3", "null", "{")),
+        (spoil_config('{"vocabulary": {"size": 50}, "card": {}}'), "TypeError"),
+    ],
+)
+def test_what_is_no_table_is_refused_with_the_reason(
+    tmp_path: Path, spoil: Callable[[Path], None], why: str
+) -> None:
+    NgramTable.build([[1, 2, 3]], VOCABULARY, CARD).save(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(ValueError, match=rf"^{tmp_path}: holds no n-gram table .*{why}.*outrider"):
+        NgramTable.load(tmp_path)
+
+
+def test_a_token_that_no_tokenizer_knows_ends_a_sequence() -> None:
+    table = NgramTable.build([[1, 2, 50, 3, 4]], VOCABULARY, CARD)
+    assert len(table) == 4
+    assert table.followers([2]) == []
+    assert table.followers([3]) == [Followers(1, 1, ((4, 1),))]
