@@ -331,9 +331,12 @@ def _check_shape(config: EagleConfig, target: TargetIdentity) -> None:
     if config.num_attention_heads % config.num_key_value_heads:
         raise ValueError("num_attention_heads is no multiple of num_key_value_heads")
     layers = config.feature_layers
-    in_order = sorted({*layers}) == [*layers]
-    if not (layers and in_order and layers[0] >= 1 and layers[-1] <= target.layers):
-        raise ValueError(f"feature_layers {layers} are not some of 1 to {target.layers}, in order")
+    if (
+        not layers
+        or len({*layers}) < len(layers)
+        or not {*layers} <= {*range(1, target.layers + 1)}
+    ):
+        raise ValueError(f"feature_layers {layers} are not some of 1 to {target.layers}, each once")
 
 
 def load_eagle(folder: Path, target: Path, what: str) -> EagleModel:

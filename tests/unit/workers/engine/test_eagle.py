@@ -210,7 +210,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(
         ({"num_key_value_heads": 3}, "no multiple"),
         ({"feature_layers": []}, "not some of 1 to 2"),
         ({"feature_layers": [1, 99]}, "not some of 1 to 2"),
-        ({"feature_layers": [2, 1]}, "not some of 1 to 2"),
+        ({"feature_layers": [2, 2]}, "not some of 1 to 2, each once"),
     ],
     ids=str,
 )
