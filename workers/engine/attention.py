@@ -77,14 +77,10 @@ class AttentionPlan:
         cls, pack: Pack, groups: int, dtype: torch.dtype, device: torch.device
     ) -> "AttentionPlan":
         """`groups`: query heads per KV head."""
-        return cls(
-            segments=tuple(
-                plan
-                for segment in pack.segments
-                for plan in _plans_of(segment, groups, dtype, device)
-            ),
-            new_slots=torch.cat([s.slots()[s.start :] for s in pack.segments]).to(device),
+        plans = tuple(
+            plan for segment in pack.segments for plan in _plans_of(segment, groups, dtype, device)
         )
+        return cls(plans, torch.cat([plan.slots[-plan.size :] for plan in plans]))
 
 
 def _plans_of(
