@@ -205,7 +205,8 @@ class DraftMaker:
         if kind not in ("eagle", "hybrid"):
             raise ValueError(f"--start-from: {folder} holds no eagle or hybrid draft")
         eagle = member_folder(kind, folder, "eagle")
-        check_continues(eagle, _eagle_config(self._model, options.vocab), self._identity)
+        config = _eagle_config(self._model, options.vocab)
+        check_continues(eagle, config, self._identity, "--start-from")
         return eagle
 
     # -- answers -------------------------------------------------------------------------------
@@ -307,7 +308,7 @@ class DraftMaker:
         generator = torch.Generator().manual_seed(options.seed)
         model = new_eagle(self._folder, config, vocabulary, generator)
         if self._start is not None:
-            continue_eagle(model, self._start, self._folder)
+            continue_eagle(model, self._start, self._folder, "--start-from")
         return model
 
     def _train(

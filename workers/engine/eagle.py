@@ -31,7 +31,6 @@ from workers.engine.weights import TargetIdentity, Weights, identity_of
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
-_START = "--start-from"
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
@@ -193,23 +192,22 @@ def new_eagle(
     return model
 
 
-def check_continues(folder: Path, config: EagleConfig, target: TargetIdentity) -> None:
+def check_continues(folder: Path, config: EagleConfig, target: TargetIdentity, what: str) -> None:
     """Raises ValueError when a draft of this config cannot start from the one in `folder`: that is
-    none, made for another target, or of another shape.
+    none, made for another target, or of another shape; `what` names it.
     """
     own, made_for = read_eagle_config(folder)
-    target.check_same(made_for, _START)
+    target.check_same(made_for, what)
     if replace(own, draft_vocab_size=config.draft_vocab_size) != config:
-        raise ValueError(f"{_START}: {folder} is {own}, and what is made would be {config}")
+        raise ValueError(f"{what}: {folder} is {own}, and what is made would be {config}")
 
 
-def continue_eagle(model: EagleModel, folder: Path, target: Path) -> None:
+def continue_eagle(model: EagleModel, folder: Path, target: Path, what: str) -> None:
     """Give `model` the trained weights of the draft in `folder`, which may guess other tokens.
 
-    Raises ValueError as `check_continues` does.
+    `check_continues` has let it pass. Raises ValueError when the weights cannot be read.
     """
-    check_continues(folder, model.config, identity_of(target, target.name))
-    _load_saved_form(model, _saved_form(load_eagle(folder, target, _START)))
+    _load_saved_form(model, _saved_form(load_eagle(folder, target, what)))
 
 
 # Where a Llama-like target keeps what the draft's layer starts from.

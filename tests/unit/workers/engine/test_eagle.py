@@ -18,6 +18,7 @@ from workers.engine.eagle import (
     CONFIG,
     WEIGHTS,
     EagleModel,
+    check_continues,
     continue_eagle,
     load_eagle,
     new_eagle,
@@ -117,7 +118,7 @@ def test_the_layers_it_reads_are_told_without_loading_it(folder: Path, tiny_fold
 def test_trained_weights_go_on_under_another_vocabulary(folder: Path, tiny_folder: Path) -> None:
     trained = load_eagle(folder, tiny_folder, "drafts.d")
     model = tiny_eagle(tiny_folder, seed=5, vocabulary=torch.arange(10, 30))
-    continue_eagle(model, folder, tiny_folder)
+    continue_eagle(model, folder, tiny_folder, "start")
     hidden = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(1))
     both = [i for i, token in enumerate(trained.vocabulary.tolist()) if 10 <= token < 30]
     here = [token - 10 for token in trained.vocabulary[both].tolist()]
@@ -130,9 +131,9 @@ def test_trained_weights_go_on_under_another_vocabulary(folder: Path, tiny_folde
 def test_weights_for_other_layers_of_the_target_are_refused(
     folder: Path, tiny_folder: Path
 ) -> None:
-    model = tiny_eagle(tiny_folder, feature_layers=(2, 1))
-    with pytest.raises(ValueError, match=r"^--start-from: .*\(1, 2\).*would be.*\(2, 1\)"):
-        continue_eagle(model, folder, tiny_folder)
+    config = tiny_eagle(tiny_folder, feature_layers=(2, 1)).config
+    with pytest.raises(ValueError, match=r"^start: .*\(1, 2\).*would be.*\(2, 1\)"):
+        check_continues(folder, config, identity_of(tiny_folder, "tiny"), "start")
 
 
 # -- refused ---------------------------------------------------------------------------------------
