@@ -117,7 +117,7 @@ def measure(
         for seed, ids in enumerate(encoded, start=settings.seed):
             for arm in arms[domain]:
                 request = request_of(f"{next(numbers)}", ids, arm, settings, seed)
-                tallies[arm.name].add(run_requests(verifier, [request]))
+                tallies[arm.name].add(run_cold(verifier, request))
                 tallies[arm.name].reliability.merge(witness.collect())
             on_prompt()
     return results
@@ -129,7 +129,13 @@ def _warm_up(
     """The first passes pay for caches and threads; nobody's number should."""
     short = Settings(min(8, settings.max_tokens), settings.budget, settings.temperature)
     for arm in arms:
-        run_requests(verifier, [request_of(f"warm-up {arm.name}", ids, arm, short, 0)])
+        run_cold(verifier, request_of(f"warm-up {arm.name}", ids, arm, short, 0))
+
+
+def run_cold(verifier: Verifier, request: GenerationRequest) -> Run:
+    """Run one request alone, which reads all of its prompt, whoever read it before."""
+    verifier.forget_prefixes()
+    return run_requests(verifier, [request])
 
 
 def request_of(

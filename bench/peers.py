@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from bench.decode import Arm, Settings, request_of
-from workers.completion import run_requests
+from bench.decode import Arm, Settings, request_of, run_cold
 from workers.engine.model import keep_layers, parse_dtype
 from workers.engine.vocabulary import vocabulary_of
 from workers.hybrid_draft import kind_of
@@ -53,7 +52,7 @@ def ours(verifier: Verifier, arms: Sequence[Arm], budget: int) -> dict[str, Deco
         def decode(prompt: Sequence[int], max_tokens: int) -> Sequence[int]:
             settings = Settings(max_tokens, budget, temperature=0.0)
             request = request_of(str(next(numbers)), tuple(prompt), arm, settings, seed=0)
-            return run_requests(verifier, [request]).completions[0].tokens
+            return run_cold(verifier, request).completions[0].tokens
 
         return decode
 

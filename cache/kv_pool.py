@@ -1,4 +1,4 @@
-"""The book of KV slots: who owns which, who only borrows, and what is free.
+"""The book of KV slots: who owns which, who only borrows, what is shared, and what is free.
 
 Slot `s` is row `s` of every layer's K and V tensors, on every rank; the tensors live with the ranks
 and this book lives once, beside the decode loop, so it knows nothing of torch. Slots are handed out
@@ -9,15 +9,21 @@ them for the tokens it sends through the target (prefill chunk, last token, prop
 them back by `commit`, which keeps the accepted ones, or `rollback`, which keeps none.
 
     slots of one sequence   [ committed ............ | scratch ... | unused rest of the last page ]
+
+A page full of committed tokens is never written again. It can be found by the tokens up to its end:
+a sequence that begins with them shares it. One that nobody holds any more is kept until its place
+is needed, the longest unused first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import chain, pairwise
+
+from cache.buddy import BuddyPages
+from cache.prefix_index import PrefixIndex
 
 
 class OutOfPages(RuntimeError):
@@ -37,15 +43,22 @@ class Moves:
 
 @dataclass(slots=True)
 class _Sequence:
-    """Tokens 0 .. committed + scratch - 1, in token order over `pages`."""
+    """Committed tokens, then `scratch` more slots, in token order over `pages`. The first `shared`
+    pages are full and in the index.
+    """
 
     pages: list[int] = field(default_factory=list)
-    committed: int = 0
+    tokens: list[int] = field(default_factory=list)
     scratch: int = 0
+    shared: int = 0
+
+    @property
+    def committed(self) -> int:
+        return len(self.tokens)
 
     @property
     def length(self) -> int:
-        return self.committed + self.scratch
+        return len(self.tokens) + self.scratch
 
 
 class KVPool:
@@ -62,25 +75,30 @@ class KVPool:
             raise ValueError(f"page_size must be at least 1, not {page_size}")
         self.pages = pages
         self.page_size = page_size
+        self.evictions = 0
         self._references = [0] * pages
-        self._free = list(range(pages))  # a heap: the lowest page first keeps sequences contiguous
+        self._free = BuddyPages(pages)
+        self._index = PrefixIndex(page_size)
+        # Pages of the index that nobody holds, the longest unused first. A page comes before the
+        # one that it follows, for whoever held it held that one too and let go of it later.
+        self._unused: dict[int, None] = {}
         self._sequences: dict[int, _Sequence] = {}
 
-    def open(self, sequence: int) -> None:
-        """Begin a sequence with nothing in it."""
+    def open(self, sequence: int, tokens: Sequence[int] = ()) -> int:
+        """Begin a sequence with what the pool holds already of the beginning of `tokens`, never the
+        last of them: somebody wants to know what follows it. Returns how many tokens that is.
+        """
         assert sequence not in self._sequences, f"sequence {sequence} is already open"
-        self._sequences[sequence] = _Sequence()
+        pages = [self._share(page) for page in self._index.find(tokens[:-1])]
+        known = list(tokens[: len(pages) * self.page_size])
+        self._sequences[sequence] = _Sequence(pages, known, shared=len(pages))
+        return len(known)
 
     def close(self, sequence: int) -> None:
         """End a sequence; everything it holds is given back, scratch too."""
         owner = self._owner(sequence)
         self._trim(owner, 0)
         del self._sequences[sequence]
-
-    def can_reserve(self, sequence: int | None, count: int) -> bool:
-        """Whether `reserve` would succeed now; None stands for a sequence yet to be opened."""
-        owner = _Sequence() if sequence is None else self._owner(sequence)
-        return self._pages_missing(owner, count) <= len(self._free)
 
     def reserve(self, sequence: int, count: int) -> tuple[int, ...]:
         """Borrow the `count` slots that follow the committed ones, in token order.
@@ -90,15 +108,16 @@ class KVPool:
         owner = self._owner(sequence)
         assert owner.scratch == 0, f"sequence {sequence} has {owner.scratch} scratch slots out"
         assert count >= 0, f"cannot reserve {count} slots"
-        missing = self._pages_missing(owner, count)
-        if missing > len(self._free):
-            raise OutOfPages(f"{count} slots need {missing} pages, {len(self._free)} are free")
-        owner.pages.extend(self._take() for _ in range(missing))
+        missing = self.pages_missing(sequence, owner.committed + count)
+        if missing > self.pages_free:
+            raise OutOfPages(f"{count} slots need {missing} pages, {self.pages_free} are free")
+        owner.pages += self._take(missing, owner.pages[-1] if owner.pages else None)
         owner.scratch = count
         return self._slots(owner, range(owner.committed, owner.length))
 
-    def commit(self, sequence: int, keep: Sequence[int]) -> Moves:
-        """Make the scratch slots with these indices (ascending) the next committed tokens.
+    def commit(self, sequence: int, keep: Sequence[int], tokens: Sequence[int]) -> Moves:
+        """Make the scratch slots with the indices `keep` (ascending) the next committed tokens,
+        which are `tokens`.
 
         The others are given back. The moves bring the kept K/V into the slots of their positions;
         there are none when they are there already, as after a prefill or a chain.
@@ -107,16 +126,31 @@ class KVPool:
         assert all(a < b for a, b in zip((-1, *keep), (*keep, owner.scratch), strict=True)), (
             f"{tuple(keep)} are not ascending indices into {owner.scratch} scratch slots"
         )
+        assert len(tokens) == len(keep), f"{len(tokens)} tokens in {len(keep)} slots"
         moved = [(index, place) for place, index in enumerate(keep) if index != place]
         sources = self._slots(owner, [owner.committed + index for index, _ in moved])
         targets = self._slots(owner, [owner.committed + place for _, place in moved])
-        self._settle(owner, owner.committed + len(keep))
+        owner.tokens += tokens
+        self._give_back_scratch(owner)
+        self._publish(owner)
         return Moves(sources, targets)
 
     def rollback(self, sequence: int) -> None:
         """Give all scratch back."""
-        owner = self._owner(sequence)
-        self._settle(owner, owner.committed)
+        self._give_back_scratch(self._owner(sequence))
+
+    def end_step(self) -> None:
+        """Tidy up what the step's sequences gave back, all at once."""
+        self._free.coalesce()
+
+    def pages_missing(self, sequence: int, slots: int) -> int:
+        """Pages that it must be given to have that many slots, scratch included."""
+        return max(0, self._pages_for(slots) - len(self._owner(sequence).pages))
+
+    def forget_unheld(self) -> None:
+        """Keep no page that nobody holds."""
+        while self._unused:
+            self._evict()
 
     def committed(self, sequence: int) -> int:
         """Tokens the sequence owns."""
@@ -141,18 +175,20 @@ class KVPool:
 
     @property
     def pages_free(self) -> int:
-        """Pages that nobody holds."""
-        return len(self._free)
+        """Pages that nobody holds: empty ones, and those kept in case somebody begins with them."""
+        return len(self._free) + len(self._unused)
 
     @property
     def pages_in_use(self) -> int:
         """Pages that some sequence holds, scratch included."""
-        return self.pages - len(self._free)
+        return self.pages - self.pages_free
 
     @property
     def tokens_stored(self) -> int:
-        """Committed tokens of all sequences: what the pages in use are worth."""
-        return sum(owner.committed for owner in self._sequences.values())
+        """Committed tokens of all sequences, each slot once: what the pages in use are worth."""
+        shared = chain.from_iterable(own.pages[: own.shared] for own in self._sequences.values())
+        alone = sum(own.committed - own.shared * self.page_size for own in self._sequences.values())
+        return len(set(shared)) * self.page_size + alone
 
     def check_integrity(self) -> None:
         """Raise AssertionError naming all that is wrong in the book; for tests and doubts."""
@@ -167,30 +203,66 @@ class KVPool:
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
-    def _pages_missing(self, owner: _Sequence, count: int) -> int:
-        return self._pages_for(owner.committed + count) - len(owner.pages)
-
     def _slots(self, owner: _Sequence, tokens: Sequence[int]) -> tuple[int, ...]:
         size, pages = self.page_size, owner.pages
         return tuple(pages[token // size] * size + token % size for token in tokens)
 
-    def _settle(self, owner: _Sequence, committed: int) -> None:
-        owner.committed, owner.scratch = committed, 0
-        self._trim(owner, self._pages_for(committed))
+    def _give_back_scratch(self, owner: _Sequence) -> None:
+        owner.scratch = 0
+        self._trim(owner, self._pages_for(owner.committed))
 
-    def _trim(self, owner: _Sequence, pages: int) -> None:
-        while len(owner.pages) > pages:
-            self._drop(owner.pages.pop())
+    # -- pages ---------------------------------------------------------------------------------
 
-    def _take(self) -> int:
-        page = heappop(self._free)
+    def _take(self, count: int, after: int | None) -> list[int]:
+        """Pages for somebody to write, evicting as many of those kept as it needs."""
+        while len(self._free) < count:
+            self._evict()
+        pages = self._free.take(count, after)
+        for page in pages:
+            self._references[page] = 1
+        return pages
+
+    def _evict(self) -> None:
+        page = next(iter(self._unused))
+        del self._unused[page]
+        self._index.remove(page)
+        self._free.give([page])
+        self.evictions += 1
+
+    def _share(self, page: int) -> int:
+        self._unused.pop(page, None)
         self._references[page] += 1
         return page
 
-    def _drop(self, page: int) -> None:
-        self._references[page] -= 1
-        if self._references[page] == 0:
-            heappush(self._free, page)
+    def _trim(self, owner: _Sequence, pages: int) -> None:
+        """Let go of all but its first pages, the last one first."""
+        self._drop(reversed(owner.pages[pages:]))
+        del owner.pages[pages:]
+
+    def _drop(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._references[page] -= 1
+            if not self._references[page]:
+                if page in self._index:
+                    self._unused[page] = None
+                else:
+                    self._free.give([page])
+
+    def _publish(self, owner: _Sequence) -> None:
+        """Put the pages that are full by now into the index, or take those that are there already
+        in their place.
+        """
+        size = self.page_size
+        for number in range(owner.shared, owner.committed // size):
+            parent = owner.pages[number - 1] if number else None
+            tokens = tuple(owner.tokens[number * size : (number + 1) * size])
+            twin = self._index.put(owner.pages[number], parent, tokens)
+            if twin is not None:
+                own, owner.pages[number] = owner.pages[number], self._share(twin)
+                self._drop([own])
+            owner.shared = number + 1
+
+    # -- doubts --------------------------------------------------------------------------------
 
     def _problems(self) -> Iterator[str]:
         holders = Counter(page for owner in self._sequences.values() for page in owner.pages)
@@ -199,8 +271,10 @@ class KVPool:
         for page, references in enumerate(self._references):
             if references != holders[page]:
                 yield f"page {page} has {references} references but {holders[page]} holders"
-        if sorted(self._free) != [page for page, held in enumerate(self._references) if not held]:
-            yield f"the free list {sorted(self._free)} is not the pages without references"
+        free, kept = sorted(self._free.free()), sorted(self._unused)
+        if sorted(free + kept) != [page for page, held in enumerate(self._references) if not held]:
+            yield f"the free pages {free} and kept pages {kept} are not those without references"
+        yield from self._index.problems(self._references, kept)
         for name, owner in self._sequences.items():
             yield from self._problems_of(name, owner, holders)
 
@@ -210,6 +284,8 @@ class KVPool:
             yield f"sequence {name} holds {len(owner.pages)} pages for {needed} pages of tokens"
         if len(set(owner.pages)) < len(owner.pages):
             yield f"sequence {name} holds a page twice: {owner.pages}"
-        for page in owner.pages[owner.committed // self.page_size :]:  # what may still be written
-            if holders[page] > 1:
-                yield f"sequence {name} can write page {page}, which another one holds too"
+        if list(self._index.find(owner.tokens)) != owner.pages[: owner.shared]:
+            yield f"the first {owner.shared} pages of sequence {name} are not found by its tokens"
+        for page in owner.pages[owner.shared :]:  # what may still be written
+            if holders[page] > 1 or page in self._index:
+                yield f"sequence {name} can write page {page}, which others may read"

@@ -87,8 +87,8 @@ class TableTarget:
             rows.append(logits_after([*committed, *path]))  # type: ignore[list-item]
         return rows
 
-    def commit(self, sequence: int, keep: tuple[int, ...]) -> None:
-        moves = self.pool.commit(sequence, keep)
+    def commit(self, sequence: int, keep: Sequence[int], tokens: Sequence[int]) -> None:
+        moves = self.pool.commit(sequence, keep, tokens)
         moved = [self._slots[slot] for slot in moves.sources]
         for slot, token in zip(moves.targets, moved, strict=True):
             self._slots[slot] = token

@@ -107,7 +107,7 @@ class LMDraft:
             if update.start == 0:
                 self.forget([update.sequence])
                 self._known[update.sequence] = []
-                self._pool.open(update.sequence)
+                self._pool.open(update.sequence, update.tokens)
             known = self._known.get(update.sequence)
             if known is not None and len(known) == update.start:
                 known.extend(update.tokens)
@@ -127,6 +127,7 @@ class LMDraft:
         ready = self._catch_up([r for r in known if r.sequence not in self._unreadable])
         answers |= self._grow([r for r in ready if r.ratio_seed is None])
         answers |= self._sample([r for r in ready if r.ratio_seed is not None])
+        self._pool.end_step()
         return [answers.get(r.sequence) for r in requests]
 
     def _catch_up(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
@@ -136,7 +137,7 @@ class LMDraft:
             if chunks:
                 self._runner.forward(Pack(tuple(chunks.values())))
             for sequence, chunk in chunks.items():
-                self._pool.commit(sequence, range(len(chunk.tokens)))
+                self._pool.commit(sequence, range(len(chunk.tokens)), chunk.tokens)
         return [r for r in requests if self._pool.committed(r.sequence) == r.length - 1]
 
     def _chunk(self, request: DraftRequest) -> Segment | None:

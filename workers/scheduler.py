@@ -1,4 +1,10 @@
-"""Who runs in the next pass: admission, chunked prefill, and one turn each for all who decode."""
+"""Who runs in the next pass: admission, chunked prefill, and one turn each for all who decode.
+
+Whoever is admitted has room for what it knows and for some tokens more, not for all that it may
+grow to: most answers end early. Should the pool run full, the youngest goes back to the line and
+reads what it has said again later, as far as the pool does not know it still. The oldest always
+goes on, so there is always somebody who does.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +16,10 @@ from workers.engine.sampling import TokenHistory
 from workers.request import Delta, GenerationRequest
 
 Sink = Callable[[Delta | BaseException], None]
+
+# Tokens that everybody must have room for before another one is admitted, so that it is not sent
+# back at once: some ten passes.
+_AHEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,10 @@ class LiveSequence:
         """Slots it can ever need: all its tokens and one proposal."""
         return len(self.request.prompt) + self.request.max_tokens + self.request.budget
 
+    def slots(self, ahead: int) -> int:
+        """Slots for what it knows, a proposal, and up to `ahead` tokens more."""
+        return min(len(self.tokens) + self.request.budget + ahead, self.most_slots)
+
     def extend(self, delta: Delta) -> None:
         self.tokens.extend(delta.tokens)
         self.history.extend(delta.tokens)
@@ -74,9 +88,7 @@ class Turn:
 
 
 class Scheduler:
-    """First come, first served. A request is admitted only when the pool can hold all that it may
-    grow to, beside all that is running: none is ever out of pages once admitted.
-    """
+    """First come, first served."""
 
     def __init__(self, pool: KVPool, limits: Limits) -> None:
         self._pool = pool
@@ -85,27 +97,36 @@ class Scheduler:
         self.running: dict[int, LiveSequence] = {}
 
     def check(self, sequence: LiveSequence) -> None:
-        """Raises ValueError for a request that could never be admitted."""
-        if self._pages(sequence) > self._pool.pages:
+        """Raises ValueError for a request that could never be served."""
+        room = self._pool.pages * self._pool.page_size
+        if sequence.most_slots > room:
             raise ValueError(
                 f"max_tokens: prompt and answer need {sequence.most_slots} KV slots, but the pool "
-                f"has {self._pool.pages * self._pool.page_size}; ask for fewer tokens, or raise "
-                "target.kv_tokens"
+                f"has {room}; ask for fewer tokens, or raise target.kv_tokens"
             )
 
     def admit(self) -> list[LiveSequence]:
         """Move those who fit from the line into the batch."""
         admitted = []
-        promised = sum(self._pages(sequence) for sequence in self.running.values())
         while self.waiting and len(self.running) < self._limits.max_running:
-            promised += self._pages(self.waiting[0])
-            if promised > self._pool.pages:
-                break
-            sequence = self.waiting.popleft()
-            self._pool.open(sequence.number)
+            sequence = self.waiting[0]
+            self._pool.open(sequence.number, sequence.tokens)
             self.running[sequence.number] = sequence
-            admitted.append(sequence)
+            if self._pages_missing(_AHEAD) > self._pool.pages_free:
+                self._close(sequence)
+                break
+            admitted.append(self.waiting.popleft())
         return admitted
+
+    def preempt(self) -> list[LiveSequence]:
+        """Move the youngest back into the line until the others have room for the next pass."""
+        preempted = []
+        while self._pages_missing(0) > self._pool.pages_free:
+            sequence = next(reversed(self.running.values()))
+            self._close(sequence)
+            self.waiting.appendleft(sequence)
+            preempted.append(sequence)
+        return preempted
 
     def turns(self) -> list[Turn]:
         """One turn for each that decodes, and prompt chunks up to the limit for the others."""
@@ -121,10 +142,18 @@ class Scheduler:
 
     def leave(self, sequence: LiveSequence) -> None:
         """End a sequence wherever it is, and give back what it holds."""
-        if self.running.pop(sequence.number, None):
-            self._pool.close(sequence.number)
+        if sequence.number in self.running:
+            self._close(sequence)
         else:
             self.waiting.remove(sequence)
 
-    def _pages(self, sequence: LiveSequence) -> int:
-        return -(-sequence.most_slots // self._pool.page_size)
+    def _close(self, sequence: LiveSequence) -> None:
+        del self.running[sequence.number]
+        self._pool.close(sequence.number)
+
+    def _pages_missing(self, ahead: int) -> int:
+        """Pages that those who run lack for what they know, a proposal, and `ahead` tokens each."""
+        return sum(
+            self._pool.pages_missing(number, sequence.slots(ahead))
+            for number, sequence in self.running.items()
+        )

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,9 +93,9 @@ class Target:
             self._group.send(("forward", pack))
         return self._runner.forward(pack)
 
-    def commit(self, sequence: int, keep: tuple[int, ...]) -> None:
-        """Keep these of the sequence's scratch tokens, in every rank's store."""
-        moves = self.pool.commit(sequence, keep)
+    def commit(self, sequence: int, keep: Sequence[int], tokens: Sequence[int]) -> None:
+        """Keep the sequence's scratch slots `keep`, which hold `tokens`, in every rank's store."""
+        moves = self.pool.commit(sequence, keep, tokens)
         if not moves.sources:
             return
         if self._group:

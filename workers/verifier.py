@@ -102,6 +102,7 @@ class Verifier:
                 self._settle(turn, proposal, rows, states)
             except BadLogits as error:  # of this sequence; its neighbours have rows of their own
                 self._fail(turn.sequence, EngineError(str(error)))
+        self._target.pool.end_step()
         self._steps += 1
         return True
 
@@ -142,7 +143,7 @@ class Verifier:
         sequence, own = turn.sequence, range(turn.stop - turn.start)
         known = len(sequence.tokens)
         if not turn.decodes:
-            self._target.commit(sequence.number, tuple(own))
+            self._keep(turn, own)
             # A copy: as a part of the pass's states they would be sent with all of them.
             self._tell_draft(turn, known, (), states.clone())
             return
@@ -153,13 +154,19 @@ class Verifier:
             self._on_verdict(proposal, verdict)
         delta = sequence.answer.add(proposal, verdict)
         sequence.extend(delta)
+        path = verdict.path[: len(delta.tokens)]  # an answer may end on the way
+        kept = (*own, *(len(own) + node for node in path))
+        self._keep(turn, kept)
         if delta.finish_reason:
             self._end(sequence)
         else:
-            kept = (*own, *(len(own) + node for node in verdict.path))
-            self._target.commit(sequence.number, kept)
             self._tell_draft(turn, known, delta.tokens, states[list(kept)])
         sequence.sink(delta)
+
+    def _keep(self, turn: Turn, kept: Sequence[int]) -> None:
+        """Commit these slots of the turn's segment: they hold what the sequence says from there."""
+        tokens = turn.sequence.tokens[turn.start : turn.start + len(kept)]
+        self._target.commit(turn.sequence.number, kept, tokens)
 
     def _tell_draft(self, turn: Turn, known: int, said: Sequence[int], states: Tensor) -> None:
         """What the target said after `known` tokens, and its hidden states since `turn.start`."""
@@ -178,12 +185,17 @@ class Verifier:
         for sequence in everybody if cancelled else ():
             if sequence.request.id in cancelled:
                 self._end(sequence)
+        for sequence in self._scheduler.preempt():
+            self._forget(sequence)
         for sequence in self._scheduler.admit():
             if sequence.draft:
                 self._drafts.commit(sequence.draft, sequence.number, 0, sequence.tokens)
 
     def _end(self, sequence: LiveSequence) -> None:
         self._scheduler.leave(sequence)
+        self._forget(sequence)
+
+    def _forget(self, sequence: LiveSequence) -> None:
         if sequence.draft:
             self._drafts.forget(sequence.draft, sequence.number)
 
@@ -285,6 +297,12 @@ class Verifier:
             steps=self._steps,
             draft_faults=dict(self._drafts.faults),
         )
+
+    def forget_prefixes(self) -> None:
+        """Keep nothing of finished texts: for measuring, where every request is to read its own
+        prompt. From the loop's thread only.
+        """
+        self._target.pool.forget_unheld()
 
     def healthy(self) -> bool:
         """Whether the loop is alive and its passes succeed.

@@ -164,6 +164,7 @@ def test_the_hidden_states_that_a_draft_reads_are_those_of_one_long_pass(
     told = world.spies[draft].told
     told.clear()
     requests = [ask(number, sampling, draft, 24) for number, sampling in enumerate(SAMPLINGS * 2)]
+    world.verifier.forget_prefixes()  # of what is known already, nobody is told
     world.check(requests, together=TOGETHER)
     assert len(told) == TOGETHER
     texts = {(*r.prompt, *world.plain(r).tokens) for r in requests}

@@ -69,7 +69,7 @@ def passes(target: Target) -> list[torch.Tensor]:
         segment = Segment(tokens, start, parents, pool.extents(0), rows)
         output = target.forward(Pack((segment,)))
         found += [output.logits, output.features]
-        target.commit(0, tuple(keep))
+        target.commit(0, keep, [tokens[index] for index in keep])
     pool.close(0)
     return found
 

@@ -1,18 +1,21 @@
 """The arithmetic of side-by-side numbers, and that the arms are measured as they should be."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bench import decode
-from bench.decode import Arm, Settings, Tally, measure, summarise, table
+from bench.decode import Arm, Settings, Tally, measure, run_cold, summarise, table
 from bench.reliability import Witness
+from tests.table_target import TableTarget
 from workers.completion import Completion, Run
 from workers.engine.sampling import SamplingParams
 from workers.request import GenerationRequest, SpeculationStats
+from workers.scheduler import Limits
 from workers.speculation.acceptance import Verdict
 from workers.speculation.tree import Proposal, TokenTree
+from workers.verifier import build_verifier
 
 
 def answer(
@@ -129,11 +132,11 @@ def test_arms_take_turns_prompt_by_prompt_with_the_same_seed(
 ) -> None:
     asked: list[GenerationRequest] = []
 
-    def run(verifier: Any, requests: Sequence[GenerationRequest]) -> Run:
-        asked.extend(requests)
+    def run(verifier: Any, request: GenerationRequest) -> Run:
+        asked.append(request)
         return Run([answer("x", 2, 2)], 1.0)
 
-    monkeypatch.setattr(decode, "run_requests", run)
+    monkeypatch.setattr(decode, "run_cold", run)
     done: list[int] = []
     results = measure(
         None,  # type: ignore[arg-type]
@@ -163,12 +166,12 @@ def test_what_a_witness_hears_is_credited_to_the_arm_that_runs(
 ) -> None:
     witness = Witness()
 
-    def run(verifier: Any, requests: Sequence[GenerationRequest]) -> Run:
-        size = 2 if requests[0].draft else 0
+    def run(verifier: Any, request: GenerationRequest) -> Run:
+        size = 2 if request.draft else 0
         witness(Proposal(TokenTree.chain([7] * size), (0.5,) * size), Verdict((), 1, False, 1))
         return Run([answer("x", 2, 2)], 1.0)
 
-    monkeypatch.setattr(decode, "run_requests", run)
+    monkeypatch.setattr(decode, "run_cold", run)
     results = measure(
         None,  # type: ignore[arg-type]
         {"one": [(1,), (2,), (3,)]},
@@ -180,3 +183,15 @@ def test_what_a_witness_hears_is_credited_to_the_arm_that_runs(
     assert results["one"]["d"].reliability.report()[5]["count"] == 6, "warming up is not counted"
     assert results["one"]["d"].reliability.error == 0.5
     assert results["one"]["plain"].reliability.error is None
+
+
+def test_every_request_reads_its_own_prompt() -> None:
+    target = TableTarget()
+    verifier = build_verifier(target, {}, Limits())  # type: ignore[arg-type]
+    read: list[int] = []
+    forward = target.forward
+    target.forward = lambda pack: (read.append(len(pack.tokens())), forward(pack))[1]  # type: ignore
+    request = GenerationRequest("r", (1, 2, 3) * 4, 1, SamplingParams(seed=0))
+    for name in ("first", "again"):
+        run_cold(verifier, replace(request, id=name))
+    assert read == [12, 12]

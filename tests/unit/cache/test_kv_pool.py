@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import settings
@@ -20,13 +21,16 @@ from hypothesis.stateful import (
 from cache.kv_pool import KVPool, Moves, OutOfPages
 
 PAGES, PAGE_SIZE = 7, 3
+TOKENS = st.integers(0, 1)  # few, so that many sequences begin alike
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Every slot is a cell of `memory`; what a sequence wrote must be what its extents read back.
+    """Every slot is a cell of `memory`. A token's cell holds all tokens up to it, as its keys and
+    values depend on all of them.
 
-    The pool says where to write and what to copy; the machine does it and compares the cells with
-    plain lists. So a slot that is shared by mistake, lost or moved wrongly shows as a wrong word.
+    The pool says where to write and what to copy; the machine does it, and then a sequence's
+    extents must read back the beginnings of its tokens, whoever wrote them. So a slot that is
+    shared by mistake, lost or moved wrongly shows.
     """
 
     opened = Bundle("opened")
@@ -34,23 +38,18 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = KVPool(PAGES, PAGE_SIZE)
-        self.memory = [""] * (PAGES * PAGE_SIZE)
-        self.committed: dict[int, list[str]] = {}
-        self.scratch: dict[int, list[str]] = {}
+        self.memory: list[object] = [None] * (PAGES * PAGE_SIZE)
+        self.committed: dict[int, list[int]] = {}
+        # Of each scratch slot, its token if it is to be kept, and what is in its cell.
+        self.scratch: dict[int, list[tuple[int | None, object]]] = {}
         self.count = 0
 
-    def word(self) -> str:
+    @rule(target=opened, tokens=st.lists(TOKENS, max_size=12))
+    def open(self, tokens: list[int]) -> int:
         self.count += 1
-        return f"word {self.count}"
-
-    def held(self, sequence: int) -> int:
-        return -(-(len(self.committed[sequence]) + len(self.scratch[sequence])) // PAGE_SIZE)
-
-    @rule(target=opened)
-    def open(self) -> int:
-        self.count += 1
-        self.pool.open(self.count)
-        self.committed[self.count], self.scratch[self.count] = [], []
+        known = self.pool.open(self.count, tokens)
+        assert known % PAGE_SIZE == 0 and known <= max(0, len(tokens) - 1)
+        self.committed[self.count], self.scratch[self.count] = tokens[:known], []
         return self.count
 
     @rule(sequence=consumes(opened))
@@ -58,14 +57,14 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.close(sequence)
         del self.committed[sequence], self.scratch[sequence]
 
-    @rule(sequence=opened, count=st.integers(0, PAGES * PAGE_SIZE + 1))
-    def reserve(self, sequence: int, count: int) -> None:
+    @rule(sequence=opened, kept=st.lists(st.none() | TOKENS, max_size=PAGES * PAGE_SIZE + 1))
+    def reserve(self, sequence: int, kept: list[int | None]) -> None:
         if self.scratch[sequence]:
             self.pool.rollback(sequence)
             self.scratch[sequence] = []
-        needed = -(-(len(self.committed[sequence]) + count) // PAGE_SIZE) - self.held(sequence)
-        free = PAGES - sum(self.held(s) for s in self.committed)
-        assert self.pool.can_reserve(sequence, count) == (needed <= free)
+        count, own = len(kept), self.committed[sequence]
+        needed = -(-(len(own) + count) // PAGE_SIZE) - -(-len(own) // PAGE_SIZE)
+        free = self.pool.pages_free
         if needed > free:
             before = self.picture()
             with pytest.raises(OutOfPages, match=f"{needed} pages, {free} are free"):
@@ -74,22 +73,29 @@ class PoolMachine(RuleBasedStateMachine):
             return
         slots = self.pool.reserve(sequence, count)
         assert len(slots) == count
-        for slot in slots:
-            self.memory[slot] = self.word()
-        self.scratch[sequence] = [self.memory[slot] for slot in slots]
+        said = list(own)
+        for slot, token in zip(slots, kept, strict=True):
+            self.count += 1
+            if token is not None:
+                said.append(token)
+            cell = f"garbage {self.count}" if token is None else tuple(said)
+            self.memory[slot] = cell
+            self.scratch[sequence].append((token, cell))
 
-    @rule(sequence=opened, data=st.data())
-    def commit(self, sequence: int, data: st.DataObject) -> None:
-        scratch = self.scratch[sequence]
-        keep = [index for index in range(len(scratch)) if data.draw(st.booleans())]
-        moves = self.pool.commit(sequence, keep)
+    @rule(sequence=opened)
+    def commit(self, sequence: int) -> None:
+        scratch, before = self.scratch[sequence], self.pool.committed(sequence)
+        keep = [index for index, (token, _) in enumerate(scratch) if token is not None]
+        said = [token for token, _ in scratch if token is not None]
+        moves = self.pool.commit(sequence, keep, said)
         read = [self.memory[slot] for slot in moves.sources]
         for slot, value in zip(moves.targets, read, strict=True):
             self.memory[slot] = value
         assert len(moves.sources) <= len(keep)
         if keep == list(range(len(keep))):
             assert moves == Moves((), ())
-        self.committed[sequence] += [scratch[index] for index in keep]
+        assert self.pool.committed(sequence) == before + len(keep)
+        self.committed[sequence] += said
         self.scratch[sequence] = []
 
     @rule(sequence=opened)
@@ -97,30 +103,46 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.rollback(sequence)
         self.scratch[sequence] = []
 
-    @rule(count=st.integers(0, PAGES * PAGE_SIZE + 1))
-    def ask_for_a_new_sequence(self, count: int) -> None:
-        free = PAGES - sum(self.held(s) for s in self.committed)
-        assert self.pool.can_reserve(None, count) == (-(-count // PAGE_SIZE) <= free)
+    @rule()
+    def forget_unheld(self) -> None:
+        used = self.pool.pages_in_use
+        self.pool.forget_unheld()
+        assert self.pool.pages_in_use == used
+
+    @rule()
+    def end_step(self) -> None:
+        self.pool.end_step()
 
     @invariant()
     def integrity(self) -> None:
         self.pool.check_integrity()
 
     @invariant()
-    def every_sequence_reads_what_it_wrote(self) -> None:
-        for sequence in self.committed:
+    def every_sequence_reads_its_own_tokens(self) -> None:
+        for sequence, own in self.committed.items():
             extents = self.pool.extents(sequence)
-            words = [self.memory[slot] for extent in extents for slot in range(*extent)]
-            assert words == self.committed[sequence] + self.scratch[sequence]
-            assert self.pool.committed(sequence) == len(self.committed[sequence])
-            assert all(a[1] != b[0] for a, b in zip(extents, extents[1:], strict=False))
+            cells = [self.memory[slot] for extent in extents for slot in range(*extent)]
+            histories = [tuple(own[: stop + 1]) for stop in range(len(own))]
+            assert cells == histories + [cell for _, cell in self.scratch[sequence]]
+            assert self.pool.committed(sequence) == len(own)
+            assert all(a[1] != b[0] for a, b in pairwise(extents))
 
     @invariant()
     def the_totals_are_right(self) -> None:
-        held = sum(self.held(sequence) for sequence in self.committed)
-        assert (self.pool.pages_in_use, self.pool.pages_free) == (held, PAGES - held)
-        assert self.pool.tokens_stored == sum(map(len, self.committed.values()))
-        assert self.pool.sequences() == tuple(self.committed)
+        pool = self.pool
+        assert pool.pages_in_use + pool.pages_free == PAGES
+        written = {
+            slot
+            for sequence, own in self.committed.items()
+            for slot in self.slots(sequence)[: len(own)]
+        }
+        assert pool.tokens_stored == len(written)
+        held = {slot // PAGE_SIZE for s in self.committed for slot in self.slots(s)}
+        assert pool.pages_in_use == len(held)
+        assert pool.sequences() == tuple(self.committed)
+
+    def slots(self, sequence: int) -> list[int]:
+        return [slot for extent in self.pool.extents(sequence) for slot in range(*extent)]
 
     def picture(self) -> object:
         everyone = self.pool.sequences()
@@ -138,12 +160,12 @@ test_pool_machine = PoolMachine.TestCase
 
 
 def pool_with(*tokens: int, pages: int = 8, page_size: int = 4) -> KVPool:
-    """Sequences 0, 1, ... with that many committed tokens each."""
+    """Sequences 0, 1, ... with that many committed tokens each, all of them their number."""
     pool = KVPool(pages, page_size)
     for sequence, count in enumerate(tokens):
         pool.open(sequence)
         pool.reserve(sequence, count)
-        pool.commit(sequence, range(count))
+        pool.commit(sequence, range(count), [sequence] * count)
     return pool
 
 
@@ -151,7 +173,7 @@ def test_a_tree_step_by_hand() -> None:
     pool = pool_with(6)
     assert pool.reserve(0, 5) == (6, 7, 8, 9, 10)
     assert pool.extents(0) == ((0, 11),)
-    assert pool.commit(0, (0, 2, 4)) == Moves(sources=(8, 10), targets=(7, 8))
+    assert pool.commit(0, (0, 2, 4), (7, 8, 9)) == Moves(sources=(8, 10), targets=(7, 8))
     assert pool.committed(0) == 9
     assert pool.extents(0) == ((0, 9),)
     assert pool.pages_in_use == 3
@@ -161,27 +183,25 @@ def test_committing_nothing_gives_the_scratch_pages_back() -> None:
     pool = pool_with(4)
     pool.reserve(0, 9)
     assert pool.pages_in_use == 4
-    assert pool.commit(0, ()) == Moves((), ())
+    assert pool.commit(0, (), ()) == Moves((), ())
     assert pool.pages_in_use == 1
     pool.reserve(0, 9)
     pool.rollback(0)
     assert (pool.pages_in_use, pool.committed(0)) == (1, 4)
 
 
-def test_a_sequence_around_another_has_two_extents() -> None:
+def test_sequences_grow_in_place_beside_each_other() -> None:
     pool = pool_with(4, 4)
-    assert pool.reserve(0, 2) == (8, 9)
-    assert pool.extents(0) == ((0, 4), (8, 10))
-    assert pool.extents(1) == ((4, 8),)
+    assert pool.extents(1) == ((16, 20),)
+    assert pool.reserve(0, 12) == (*range(4, 16),)
+    assert pool.reserve(1, 12) == (*range(20, 32),)
 
 
-def test_the_lowest_free_pages_are_taken_first() -> None:
-    pool = pool_with(4, 4, 4)
-    pool.close(1)
-    pool.close(0)
-    pool.open(9)
-    assert pool.reserve(9, 12) == (*range(8), *range(12, 16))
-    assert pool.extents(9) == ((0, 8), (12, 16))
+def test_a_sequence_around_another_has_two_extents() -> None:
+    pool = pool_with(12, 4)
+    pool.reserve(0, 8)
+    assert pool.extents(1) == ((16, 20),)
+    assert pool.extents(0) == ((0, 16), (24, 28))
 
 
 def test_closing_gives_scratch_back_too() -> None:
@@ -200,10 +220,76 @@ def test_an_open_sequence_without_tokens_has_no_extents() -> None:
 
 def test_running_out_changes_nothing_and_says_how_much_is_missing() -> None:
     pool = pool_with(8, pages=3)
-    assert not pool.can_reserve(0, 5)
     with pytest.raises(OutOfPages, match="5 slots need 2 pages, 1 are free"):
         pool.reserve(0, 5)
     assert pool.reserve(0, 4) == (8, 9, 10, 11)
+
+
+def test_a_beginning_is_shared_while_its_writer_goes_on() -> None:
+    pool = pool_with(10)
+    assert pool.open(1, [0] * 10) == 8
+    assert pool.extents(1) == ((0, 8),)
+    assert (pool.pages_in_use, pool.tokens_stored) == (3, 10)
+    slots = pool.reserve(1, 2)
+    assert pool.extents(0) == ((0, 10),) and min(slots) >= 12
+    pool.close(0)
+    assert pool.extents(1)[0] == (0, 8)
+    pool.check_integrity()
+
+
+def test_the_last_token_is_never_shared() -> None:
+    pool = pool_with(8)
+    assert pool.open(1, [0] * 8) == 4
+    assert pool.open(2, [0] * 9) == 8
+    assert pool.open(3, [0] * 4) == 0
+
+
+def test_a_beginning_is_kept_until_its_place_is_needed() -> None:
+    pool = pool_with(8, 8, pages=5)
+    pool.close(0)
+    pool.close(1)
+    assert (pool.pages_in_use, pool.pages_free, pool.tokens_stored) == (0, 5, 0)
+    assert pool.open(2, [0] * 9) == 8
+    pool.reserve(2, 8)  # of the empty page and one kept: the end of the longest unused
+    assert pool.evictions == 1
+    assert pool.open(3, [1] * 9) == 4
+    with pytest.raises(OutOfPages, match="1 pages, 0 are free"):
+        pool.reserve(3, 1)
+    pool.check_integrity()
+
+
+def test_the_longest_unused_goes_first() -> None:
+    pool = pool_with(4, 4, 4, pages=4)
+    for sequence in (1, 0, 2):
+        pool.close(sequence)
+    assert pool.open(3, [1] * 5) == 4  # used again
+    pool.close(3)
+    pool.open(4)
+    pool.reserve(4, 8)
+    known = [pool.open(9 + token, [token] * 5) for token in range(3)]
+    assert known == [0, 4, 4]
+
+
+def test_two_who_write_the_same_share_it_afterwards() -> None:
+    pool = KVPool(8, 4)
+    for sequence in (0, 1):
+        pool.open(sequence, [5] * 6)
+        pool.reserve(sequence, 6)
+    pool.commit(0, range(6), [5] * 6)
+    assert pool.pages_in_use == 4
+    pool.commit(1, range(6), [5] * 6)
+    assert pool.pages_in_use == 3
+    assert pool.extents(1)[0] == (0, 4)
+    pool.check_integrity()
+
+
+def test_what_nobody_holds_can_be_forgotten() -> None:
+    pool = pool_with(8, 8)
+    pool.close(0)
+    pool.forget_unheld()
+    assert pool.open(2, [0] * 9) == 0
+    assert pool.open(3, [1] * 9) == 8
+    pool.check_integrity()
 
 
 @pytest.mark.parametrize(("sizes", "field"), [((0, 16), "pages"), ((4, 0), "page_size")])
@@ -219,10 +305,11 @@ def test_a_pool_of_nothing_is_refused(sizes: tuple[int, int], field: str) -> Non
         (lambda pool: pool.close(5), "sequence 5 is not open"),
         (lambda pool: pool.reserve(0, 1), "sequence 0 has 3 scratch slots out"),
         (lambda pool: pool.reserve(1, -1), "cannot reserve -1 slots"),
-        (lambda pool: pool.commit(0, (1, 0)), "are not ascending indices into 3 scratch slots"),
-        (lambda pool: pool.commit(0, (1, 1)), "are not ascending indices into 3 scratch slots"),
-        (lambda pool: pool.commit(0, (2, 3)), "are not ascending indices into 3 scratch slots"),
-        (lambda pool: pool.commit(0, (-1, 0)), "are not ascending indices into 3 scratch slots"),
+        (lambda pool: pool.commit(0, (1, 0), (0, 0)), "are not ascending indices into 3 scratch"),
+        (lambda pool: pool.commit(0, (1, 1), (0, 0)), "are not ascending indices into 3 scratch"),
+        (lambda pool: pool.commit(0, (2, 3), (0, 0)), "are not ascending indices into 3 scratch"),
+        (lambda pool: pool.commit(0, (-1, 0), (0, 0)), "are not ascending indices into 3 scratch"),
+        (lambda pool: pool.commit(0, (0, 1), (0,)), "1 tokens in 2 slots"),
     ],
 )
 def test_misuse_fails_an_assertion_and_changes_nothing(
@@ -236,17 +323,38 @@ def test_misuse_fails_an_assertion_and_changes_nothing(
     assert pool.extents(0) == ((0, 8),)
 
 
+def share_first_page(pool: KVPool) -> None:
+    """Sequence 1 holds page 0 of sequence 0 instead of its own, whatever is in it."""
+    own = pool._sequences[1]
+    pool._drop([own.pages[0]])
+    own.pages[0] = pool._share(0)
+
+
 @pytest.mark.parametrize(
     ("damage", "finding"),
     [
         (lambda pool: pool._sequences.pop(1), r"page 2 has 1 references but 0 holders"),
         (lambda pool: pool._references.__setitem__(0, 2), r"page 0 has 2 references but 1 holders"),
-        (lambda pool: pool._free.append(0), r"free list \[0, 3, 4\] is not the pages without"),
-        (lambda pool: pool._free.append(3), r"free list \[3, 3, 4\] is not the pages without"),
-        (lambda pool: pool._free.remove(3), r"free list \[4\] is not the pages without"),
+        (lambda pool: pool._free.give([0]), r"the free pages \[0, 3, 4\] and kept pages \[\]"),
+        (lambda pool: pool._free.give([3]), r"the free pages \[3, 3, 4\] and kept pages \[\]"),
+        (lambda pool: pool._free.take(1), r"the free pages \[\d\] and kept pages \[\] are not"),
+        (
+            lambda pool: pool._unused.update({0: None}),
+            r"and kept pages \[0\] are not those",
+        ),
         (lambda pool: pool._sequences[1].pages.append(9), r"page 9 lies beyond the pool's 5 pages"),
         (lambda pool: pool._sequences[1].pages.append(3), r"sequence 1 holds 2 pages for 1 pages"),
         (lambda pool: pool._sequences[0].pages.append(0), r"sequence 0 holds a page twice"),
+        (
+            lambda pool: pool._sequences[0].tokens.__setitem__(0, 5),
+            r"1 pages of sequence 0 are",
+        ),
+        (lambda pool: pool._index.remove(0), r"the first 1 pages of sequence 0 are not found"),
+        (
+            lambda pool: pool._index._children.update({0: 1}),
+            r"index counts \{0: 1\} pages",
+        ),
+        (share_first_page, r"sequence 1 can write page 0, which others may read"),
     ],
 )
 def test_integrity_names_the_damage(damage: Callable[[KVPool], object], finding: str) -> None:
@@ -255,38 +363,6 @@ def test_integrity_names_the_damage(damage: Callable[[KVPool], object], finding:
     damage(pool)
     with pytest.raises(AssertionError, match=finding):
         pool.check_integrity()
-
-
-def share_first_page(pool: KVPool) -> None:
-    """Sequence 1 holds page 0 of sequence 0 instead of its own."""
-    pool._drop(pool._sequences[1].pages[0])
-    pool._sequences[1].pages[0] = 0
-    pool._references[0] += 1
-
-
-def test_a_shared_page_is_sound_only_while_nobody_can_write_it() -> None:
-    pool = pool_with(8, 4)
-    share_first_page(pool)
-    pool.check_integrity()
-    pool.reserve(1, 1)  # on a page of its own
-    pool.check_integrity()
-    pool = pool_with(8, 3)
-    share_first_page(pool)
-    with pytest.raises(
-        AssertionError, match="sequence 1 can write page 0, which another one holds"
-    ):
-        pool.check_integrity()
-
-
-def test_a_page_is_free_only_when_its_last_holder_lets_go() -> None:
-    pool = pool_with(8, 4)
-    share_first_page(pool)
-    pool.close(0)
-    pool.check_integrity()
-    assert pool.pages_in_use == 1
-    pool.close(1)
-    pool.check_integrity()
-    assert pool.pages_in_use == 0
 
 
 def test_the_book_does_not_import_torch() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cache.kv_pool import KVPool
 from tests.table_target import EOS, Letters
+from workers import scheduler as scheduling
 from workers.answer import Answer
 from workers.engine.sampling import SamplingParams
 from workers.request import Delta, GenerationRequest
@@ -19,7 +20,12 @@ PAGE = 4
 def live(number: int, prompt: int, max_tokens: int, budget: int = 0) -> LiveSequence:
     draft = "d" if budget else None
     request = GenerationRequest(
-        f"{number}", (1,) * prompt, max_tokens, SamplingParams(seed=0), draft=draft, budget=budget
+        f"{number}",
+        (number,) * prompt,
+        max_tokens,
+        SamplingParams(seed=0),
+        draft=draft,
+        budget=budget,
     )
     return LiveSequence(
         number, request, Answer(request, Letters(), frozenset({EOS})), lambda delta: None
@@ -38,14 +44,15 @@ def run(own: Scheduler, turn: Turn, drafted: int, accepted: int) -> None:
     """What the loop does with a turn: scratch for its tokens and a chain of guesses."""
     sequence, size = turn.sequence, turn.stop - turn.start
     own._pool.reserve(sequence.number, size + (drafted if turn.decodes else 0))
-    own._pool.commit(sequence.number, range(size + accepted))
     if turn.decodes:
-        sequence.extend(Delta("", (1,) * (accepted + 1)))
+        sequence.extend(Delta("", (sequence.number,) * (accepted + 1)))
+    kept = sequence.tokens[turn.start : turn.start + size + accepted]
+    own._pool.commit(sequence.number, range(len(kept)), kept)
 
 
 def test_first_come_first_served_and_nobody_overtakes() -> None:
     own = scheduler(pages=8)
-    own.waiting.extend([live(0, 8, 8), live(1, 16, 8), live(2, 1, 1)])
+    own.waiting.extend([live(0, 8, 8), live(1, 16, 8), live(2, 1, 1)])  # 4, 6 and 1 pages
     assert [sequence.number for sequence in own.admit()] == [0]
     assert own.admit() == []
     own.leave(own.running[0])
@@ -107,6 +114,28 @@ SHAPES = st.lists(
 )
 
 
+def test_the_youngest_makes_room_and_comes_back_first() -> None:
+    own = scheduler(pages=40)
+    everybody = [live(0, 4, 140), live(1, 4, 100), live(2, 4, 2)]
+    own.waiting.extend(everybody)
+    assert own.admit() == everybody
+    preempted: list[LiveSequence] = []
+    while not preempted:
+        for turn in own.turns()[:2]:
+            run(own, turn, 0, 0)
+        preempted = own.preempt()
+    assert preempted == everybody[2:]  # 40 pages: the others have 19 or 20 each
+    while own.preempt() != [everybody[1]]:
+        for turn in own.turns():
+            run(own, turn, 0, 0)
+    assert list(own.waiting) == everybody[1:]
+    said = len(everybody[1].tokens)
+    assert own.admit() == []  # there is no room yet for some tokens more of both
+    own.leave(everybody[0])
+    assert own.admit() == everybody[1:]
+    assert own._pool.committed(1) == (said - 1) // PAGE * PAGE, "it is all there still"
+
+
 @settings(max_examples=50)
 @given(SHAPES, st.integers(5, 30), st.integers(1, 4), st.integers(1, 9), st.data())
 def test_once_admitted_nobody_is_ever_out_of_pages(
@@ -116,18 +145,28 @@ def test_once_admitted_nobody_is_ever_out_of_pages(
     prefill_tokens: int,
     data: st.DataObject,
 ) -> None:
-    """Greedy drafts, any acceptance; reserve() raises where a page was promised twice."""
-    own = scheduler(pages, max_running=max_running, prefill_tokens=prefill_tokens)
-    everybody = [live(number, *shape) for number, shape in enumerate(shapes)]
+    """Greedy drafts, any acceptance; reserve() raises where a page was promised twice. Whoever has
+    waited longest runs, so that everybody's turn comes.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduling, "_AHEAD", data.draw(st.integers(0, 4), label="ahead"))
+        own = scheduler(pages, max_running=max_running, prefill_tokens=prefill_tokens)
+        serve(own, [live(number, *shape) for number, shape in enumerate(shapes)], data)
+
+
+def serve(own: Scheduler, everybody: Sequence[LiveSequence], data: st.DataObject) -> None:
     fitting = [sequence for sequence in everybody if fits(own.check, sequence)]
     own.waiting.extend(fitting)
-    order: list[int] = []
+    left_over = [sequence.number for sequence in fitting]
     while own.running or own.waiting:
-        order.extend(sequence.number for sequence in own.admit())
-        assert 1 <= len(own.running) <= max_running
+        own.preempt()
+        own.admit()
+        assert 1 <= len(own.running) <= own._limits.max_running
+        assert [*own.running, *(sequence.number for sequence in own.waiting)] == left_over
         turns = own.turns()
         assert turns, "somebody always moves"
-        assert sum(t.stop - t.start for t in turns if t.stop - t.start > 1) <= prefill_tokens
+        read = sum(turn.stop - turn.start for turn in turns if turn.stop - turn.start > 1)
+        assert read <= own._limits.prefill_tokens
         decoding = {n for n, s in own.running.items() if left(own, s) == 1}
         assert decoding <= {turn.sequence.number for turn in turns if turn.decodes}
         for turn in turns:
@@ -137,8 +176,10 @@ def test_once_admitted_nobody_is_ever_out_of_pages(
             run(own, turn, sequence.request.budget, data.draw(st.integers(0, drafted)))
             if decodes and room_of(sequence) == 0:
                 own.leave(sequence)
+                left_over.remove(sequence.number)
+        own._pool.end_step()
         own._pool.check_integrity()
-    assert order == [sequence.number for sequence in fitting]
+    assert not left_over
     assert own._pool.pages_in_use == 0
 
 

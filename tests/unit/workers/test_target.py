@@ -47,7 +47,7 @@ def test_kept_tokens_move_to_their_places(tiny_folder: Path) -> None:
         ).logits
 
     forward((5, 6, 7, 8), (-1, 0, 0, 2))
-    target.commit(0, (0, 2, 3))
+    target.commit(0, (0, 2, 3), (5, 7, 8))
     after = forward((9,), (-1,))
     target.pool.rollback(0)
     target.pool.close(0)

@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from queue import Queue
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.table_target import EOS, VOCABULARY, Letters, TableTarget, plain_tokens
+from workers import scheduler
 from workers.draft import DraftRequest, DraftSpec, DraftUnavailable, DraftUpdate, Features
 from workers.engine.pack import Pack
 from workers.engine.runner import PassOutput
@@ -25,6 +27,14 @@ from workers.verifier import EngineError, QueueFull, Verifier, build_verifier
 
 Mood = str
 MOODS = ("well", "away", "dead", "late", "forgetful", "mad", "miscounting")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_room_ahead() -> Iterator[None]:
+    """Have the pool run full of those who are admitted, and not only of those in line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "_AHEAD", 2)
+        yield
 
 
 class Guesser:
@@ -186,10 +196,15 @@ def ask(name: str, prompt: Sequence[int] = (1, 2, 3), **changes: Any) -> Generat
     return GenerationRequest(id=name, prompt=tuple(prompt), **values | changes)
 
 
+PROMPTS = st.builds(  # many of them begin alike
+    lambda size, rest: (*(1, 2, 3, 4, 5, 6, 7, 1, 2)[:size], *rest),
+    st.sampled_from([0, 4, 8, 9]),
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6),
+)
 REQUESTS = st.builds(
     GenerationRequest,
     id=st.just(""),
-    prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12).map(tuple),
+    prompt=PROMPTS,
     max_tokens=st.integers(1, 14),
     sampling=st.builds(
         SamplingParams,
@@ -210,7 +225,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         limits = Limits(max_running=3, max_queued=4, prefill_tokens=5)
-        self.world = World(limits, pages=14, page_size=4)
+        self.world = World(limits, pages=11, page_size=4)
         self.names = 0
         self.cancelled: dict[str, int] = {}
 
@@ -330,6 +345,43 @@ def test_a_good_draft_saves_steps(world: World) -> None:
     run(world)
     assert world.verifier.gauges().steps - steps == len(world.tokens("plain"))
     assert world.tokens("plain") == world.tokens("drafted")
+
+
+@pytest.mark.parametrize("budget", [0, 6])
+def test_with_a_full_pool_the_youngest_waits_and_all_texts_are_the_same(budget: int) -> None:
+    world = World(Limits(max_running=3), pages=9)
+    verifier = world.verifier
+    for number in range(3):
+        sampling = SamplingParams(seed=number, temperature=0.9, logit_bias=((EOS, -100.0),))
+        world.submit(ask(f"{number}", max_tokens=24, sampling=sampling, budget=budget))
+    running = []
+    while verifier.step():
+        running.append(verifier.gauges().running)
+        world.target.pool.check_integrity()
+    for number in range(3):
+        world.check(f"{number}")
+    assert running[0] == 3
+    assert any(after < before for before, after in pairwise(running)), "somebody was sent back"
+    assert any(after > before for before, after in pairwise(running)), "and came back"
+
+
+def test_a_prompt_that_was_read_before_is_not_read_again(world: World) -> None:
+    prompt = (1, 2, 3, 4, 5, 6) * 3
+    world.submit(ask("first", prompt))
+    run(world)
+    rows = []
+    forward = world.target.forward
+
+    def counted(pack: Pack) -> PassOutput:
+        rows.append(len(pack.tokens()))
+        return forward(pack)
+
+    world.target.forward = counted  # type: ignore[method-assign]
+    world.submit(ask("again", prompt, budget=0))
+    run(world)
+    world.check("first")
+    world.check("again")
+    assert rows[0] == 2  # of 18 tokens, four pages of four are there
 
 
 def test_the_last_token_needs_no_guess(world: World) -> None:

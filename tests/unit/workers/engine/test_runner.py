@@ -1,7 +1,8 @@
 """Packed passes against transformers' own eager attention, one root-to-node path at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Engine:
     runner: Runner
     eager: Any
     pool: KVPool = field(default_factory=lambda: KVPool(SLOTS // PAGE, PAGE))
+    unlike: Iterator[int] = field(default_factory=count)
 
     def dense(self, tokens: Sequence[int]) -> Tensor:
         """Logits after every token of a sequence on its own: [tokens, vocabulary]."""
@@ -55,8 +57,8 @@ class Engine:
         )
 
     def commit(self, sequence: int, keep: Sequence[int]) -> bool:
-        """Whether anything had to be moved."""
-        moves = self.pool.commit(sequence, keep)
+        """Whether anything had to be moved. No two sequences are taken to say the same."""
+        moves = self.pool.commit(sequence, keep, [next(self.unlike) for _ in keep])
         if moves.sources:
             self.runner.store.move(moves.sources, moves.targets)
         return bool(moves.sources)
