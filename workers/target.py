@@ -24,7 +24,8 @@ PAGE_SIZE = 16
 class TargetSpec:
     """Which model, and how to run it.
 
-    model: as `workers.engine.model_store.resolve` takes it; device: "cpu" or "cuda";
+    model: as `workers.engine.model_store.resolve` takes it; dtype: of weights and all else, or int8
+    for weights of that and bfloat16 for all else; device: "cpu" or "cuda";
     kv_tokens: tokens the KV pool holds, of all requests together; threads: CPU threads of one rank,
     0 for all cores; context_length: shorter than the model's own, if wanted; feature_layers: the
     hidden states that drafts read, by how many layers they have passed.
@@ -160,6 +161,7 @@ def _load_runner(spec: TargetSpec) -> tuple[Runner, Any, frozenset[int]]:
         _pages(spec) * PAGE_SIZE,
         shards=spec.tensor_parallel,
         feature_layers=spec.feature_layers,
+        int8=spec.dtype == "int8",
     )
     return runner, model.config, eos_token_ids(model)
 

@@ -1,11 +1,11 @@
-"""The default target, in float32: its text under speculation is its own, token for token.
+"""The default target: its text under speculation is its own, token for token.
 
-transformers is the oracle at temperature 0, plain decoding at every other. By default a few prompts
-and seeds; `OUTRIDER_PROMPTS=50 OUTRIDER_SEEDS_PER_TEXT=50` runs the full size.
+In float32 transformers is the oracle at temperature 0, else plain decoding is. By default a few
+prompts and seeds; `OUTRIDER_PROMPTS=50 OUTRIDER_SEEDS_PER_TEXT=50` runs the full size.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
@@ -46,10 +46,14 @@ DRAFTS = {kind: replace(find_draft(kind, target=DEFAULT_TARGET), name=kind) for 
 BUDGETS = (1, 6, 24)
 
 
+def load(dtype: str) -> Target:
+    layers = feature_layers_of(list(DRAFTS.values()))
+    return load_target(TargetSpec(DEFAULT_TARGET, dtype=dtype, feature_layers=layers))
+
+
 @pytest.fixture(scope="module")
 def target() -> Target:
-    layers = feature_layers_of(list(DRAFTS.values()))
-    return load_target(TargetSpec(DEFAULT_TARGET, dtype="float32", feature_layers=layers))
+    return load("float32")
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +67,19 @@ def prompts(target: Target) -> list[tuple[int, ...]]:
     return [chat_ids(target.tokenizer, prompt) for prompt in mixed][:PROMPTS]
 
 
+def verifier_of(target: Target, names: Collection[str]) -> Verifier:
+    folder, threads = resolve(DEFAULT_TARGET), cpu_count()
+    specs = [DRAFTS[name] for name in names]
+    drafts = {
+        spec.name: InlineDraft(load_draft(spec, folder, dtype="float32", threads=threads))
+        for spec in specs
+    }
+    return build_verifier(target, drafts, Limits(max_running=BATCH), specs)
+
+
 @pytest.fixture(scope="module")
 def verifier(target: Target) -> Verifier:
-    folder, threads = resolve(DEFAULT_TARGET), cpu_count()
-    drafts = {
-        name: InlineDraft(load_draft(spec, folder, dtype="float32", threads=threads))
-        for name, spec in DRAFTS.items()
-    }
-    return build_verifier(target, drafts, Limits(max_running=BATCH), list(DRAFTS.values()))
+    return verifier_of(target, DRAFTS)
 
 
 def answers(
@@ -134,3 +143,21 @@ def test_a_seed_is_one_text(
     for draft, budget, together in product(KINDS, BUDGETS, (1, BATCH)):
         found = answers(verifier, seeds, params, draft=draft, budget=budget, together=together)
         assert found == plain, (draft, budget, together)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_text_is_plain_decodings_in_every_dtype(
+    prompts: list[tuple[int, ...]], dtype: str
+) -> None:
+    verifier = verifier_of(load(dtype), ("hybrid", "chain", "ngram", "eagle"))
+    params = [
+        SamplingParams(seed=number, temperature=0.8 * (number % 2))
+        for number in range(2 * len(prompts))
+    ]
+    asked = [ids for ids in prompts for _ in range(2)]
+    plain = answers(verifier, asked, params, together=1)
+    for draft, budget, together in product(("hybrid", "chain", "ngram"), (1, 8, 31), (1, BATCH)):
+        verifier.forget_prefixes()
+        found = answers(verifier, asked, params, draft=draft, budget=budget, together=together)
+        assert found == plain, (draft, budget, together)
+    assert answers(verifier, asked, params, draft="eagle", budget=31) == plain, "with prompts kept"

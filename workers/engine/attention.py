@@ -19,6 +19,9 @@ from workers.engine.pack import Pack, Segment
 
 IMPLEMENTATION = "outrider"
 
+# Two vectors of lanes, which a compiled product takes at once.
+_ITEM_QUERIES = 32
+
 
 @dataclass(frozen=True)
 class SegmentPlan:
@@ -56,6 +59,15 @@ class SegmentPlan:
         hidden = ~self.seen.T
         return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
+    def items(self, number: int) -> Iterator[tuple[int, int, int, int]]:
+        """Its queries in groups, as `AttentionPlan.items` has them; `number`: its own."""
+        after = len(self.slots) - self.seen.shape[1]
+        places = torch.arange(1, self.seen.shape[1] + 1)
+        ends = (after + (self.seen * places).amax(1)).tolist() * self.groups
+        for begin in range(0, len(ends), _ITEM_QUERIES):
+            own = ends[begin : begin + _ITEM_QUERIES]
+            yield number, begin, len(own), max(own)
+
     def gather(self, store: Tensor) -> Tensor:
         """[slots, kv_heads, head_dim] -> [1, kv_heads, keys, head_dim], a view if it can."""
         if self.extent is not None:
@@ -72,6 +84,27 @@ class AttentionPlan:
     segments: tuple[SegmentPlan, ...]
     new_slots: Tensor  # [T of the pack] slots that receive this pass's keys and values
 
+    @cached_property
+    def items(self) -> Tensor:
+        """Groups of queries for threads to take in turn, the largest first: [n, 4] int64. Segment;
+        number of the first query, where number n is row n % T of the segment and group n // T of
+        query heads; how many; and how many keys, all of what some of them see.
+        """
+        found = [item for number, own in enumerate(self.segments) for item in own.items(number)]
+        return torch.tensor(sorted(found, key=_work, reverse=True))
+
+    @cached_property
+    def table(self) -> Tensor:
+        """Of each segment, the addresses of `slots` and `unseen`, its first row in the pack, its
+        rows, keys, and how many of these `unseen` is about: [segments, 6] int64.
+        """
+        rows, first = [], 0
+        for own in self.segments:
+            sizes = first, own.size, len(own.slots), len(own.unseen)
+            rows.append((own.slots.data_ptr(), own.unseen.data_ptr(), *sizes))
+            first += own.size
+        return torch.tensor(rows)
+
     @classmethod
     def build(
         cls, pack: Pack, groups: int, dtype: torch.dtype, device: torch.device
@@ -81,6 +114,11 @@ class AttentionPlan:
             plan for segment in pack.segments for plan in _plans_of(segment, groups, dtype, device)
         )
         return cls(plans, torch.cat([plan.slots[-plan.size :] for plan in plans]))
+
+
+def _work(item: tuple[int, int, int, int]) -> int:
+    _, _, queries, keys = item
+    return queries * keys
 
 
 def _plans_of(

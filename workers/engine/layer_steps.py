@@ -3,6 +3,7 @@
 Steps keep no state between calls: several passes may use one.
 """
 
+from array import array
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,18 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from workers.engine.attention import AttentionPlan, SegmentPlan, attend, grouped_attention, rotate
+from workers.engine.attention import AttentionPlan, attend, rotate
 from workers.engine.kv_store import finite
+from workers.engine.threads import share
 
 try:
-    from workers.engine import kernels
+    from workers.engine.kernels import attention, elements, layer
 except (ImportError, RuntimeError):  # no numba for this machine, or no place for what it compiles
-    kernels = None  # type: ignore[assignment]
+    layer = None  # type: ignore[assignment]
 
-# Query rows of one KV head up to which the compiled attention is used. It has one thread where
-# torch's has all: on two cores a bfloat16 pass is faster up to a context of about 1000, and slower
-# at 2000 (17 tokens: 62 ms, not 52). It is kept there, so that a row's bits depend on no limit.
-MOST_ROWS = 128
 _COMPILED = (torch.bfloat16, torch.float32)
 
 
@@ -59,7 +57,7 @@ class LayerSteps(Protocol):
 
 def open_steps(shape: HeadShape, dtype: torch.dtype, device: torch.device) -> LayerSteps:
     """The fastest there are."""
-    if kernels is not None and device.type == "cpu" and dtype in _COMPILED:
+    if layer is not None and device.type == "cpu" and dtype in _COMPILED:
         return CompiledSteps(shape)
     return TorchSteps(shape)
 
@@ -105,13 +103,12 @@ class CompiledSteps:
 
     def __init__(self, shape: HeadShape) -> None:
         self._shape = shape
-        self._scaling = shape.head_dim**-0.5
 
     def add_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
         """As `LayerSteps` has it."""
         out = torch.empty_like(x)
         rows, size = x.shape
-        kernels.add_norm(
+        layer.add_norm(
             _address(x),
             _address(delta),
             _address(weight),
@@ -127,7 +124,7 @@ class CompiledSteps:
         """As `LayerSteps` has it."""
         rows, size = len(gate_up), gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, size)
-        kernels.gate(_address(gate_up), _address(out), rows, size, _element(out))
+        layer.gate(_address(gate_up), _address(out), rows, size, _element(out))
         return out
 
     def attend(
@@ -142,7 +139,7 @@ class CompiledSteps:
         shape, rows = self._shape, len(qkv)
         cosine, sine = angles
         query = qkv.new_empty(shape.heads, rows, shape.head_dim)
-        kernels.rotate_and_store(
+        layer.rotate_and_store(
             _address(qkv),
             _address(cosine),
             _address(sine),
@@ -158,51 +155,33 @@ class CompiledSteps:
             _element(qkv),
         )
         out = qkv.new_empty(rows, shape.heads, shape.head_dim)
-        first = 0
-        for segment in plan.segments:
-            if segment.size * shape.heads <= MOST_ROWS * shape.kv_heads:
-                self._attend_few(query, keys, values, segment, first, out)
-            else:
-                last = first + segment.size
-                own = query[None, :, first:last], segment.gather(keys), segment.gather(values)
-                out[first:last] = grouped_attention(*own, segment.bias)[0]
-            first += segment.size
-        return out.view(rows, -1)
-
-    def _attend_few(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        segment: SegmentPlan,
-        first: int,
-        out: Tensor,
-    ) -> None:
-        shape = self._shape
-        kernels.attend(
-            _address(query),
-            _address(keys),
-            _address(values),
-            _address(segment.slots),
-            _address(segment.unseen),
-            _address(out),
-            len(out),
-            first,
-            segment.size,
-            len(segment.slots),
-            len(segment.unseen),
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
-            len(keys),
-            self._scaling,
-            _element(out),
+        counter = array("q", (0,))
+        work = array(
+            "q",
+            (
+                counter.buffer_info()[0],
+                _address(plan.items),
+                len(plan.items),
+                _address(plan.table),
+                _address(query),
+                _address(keys),
+                _address(values),
+                _address(out),
+                rows,
+                shape.heads,
+                shape.kv_heads,
+                shape.head_dim,
+                len(keys),
+            ),
         )
+        kind: Any = type(_element(qkv))
+        share(attention.attention_worker(kind), work.buffer_info()[0])
+        return out.view(rows, -1)
 
 
 def _element(x: Tensor) -> Any:
     """What a kernel is to take a tensor's elements for."""
-    return kernels.FLOAT32 if x.dtype == torch.float32 else kernels.BFLOAT16
+    return elements.FLOAT32 if x.dtype == torch.float32 else elements.BFLOAT16
 
 
 def _address(x: Tensor) -> int:

@@ -16,7 +16,12 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from workers.engine.attention import IMPLEMENTATION
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.bfloat16,  # all but the weights, which the pass rounds
+}
 
 
 def load_model(

@@ -1,40 +1,60 @@
-"""Linear layers with weights laid out once for oneDNN: the CPU's fast path.
+"""Linear layers over packed weights: the CPU's fast path, and every row for itself.
 
-`F.linear` lays a bf16 weight out anew in every call: doing it once took a one-token pass of
-SmolLM2-135M on two cores from 43 to 30 ms. In float32 it goes to another library, whose kernels
-for a few rows are slow: all linear layers over 9 rows took 79 ms there, and take 27 ms here.
-
-A row's result has the same bits beside other rows, where `F.linear`'s differ: a batch or a tree
-changes no layer's answer. In bfloat16 that is so up to 32 rows; without AMX, beyond them as well.
+A row's result has the same bits beside any other rows, where torch's own differ: a batch or a tree
+changes no layer's answer.
 """
 
+from array import array
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-# The batch size oneDNN should choose its weight layout for. 16 keeps a row's bits the same for any
-# row count from 2 to 32, which other hints do not.
-LAYOUT_ROWS = 16
+from workers.engine.packed_weight import pack
+from workers.engine.threads import share
+
+try:
+    from workers.engine.kernels import linear as kernel
+except (ImportError, RuntimeError):  # no numba for this machine, or no place for what it compiles
+    kernel = None  # type: ignore[assignment]
+
+# How numba knows elements.
+_ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 
 
 class PackedLinear(nn.Module):
-    """A bias-optional linear layer over a weight in oneDNN's own layout."""
+    """A bias-optional linear layer; inputs must be even in number."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        weight = linear.weight.detach().contiguous()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, LAYOUT_ROWS)
+        self.out_features = linear.out_features
+        self._weight = pack(linear.weight.detach())
+        self._worker = kernel.linear_worker(_ELEMENTS[linear.weight.dtype])
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., rows, in] -> [..., rows, out]"""
-        if x.numel() == x.shape[-1]:
-            # A row alone takes another kernel, which sums up long rows in another order.
-            return self._apply_to(x.expand(*x.shape[:-2], 2, x.shape[-1]))[..., :1, :]
-        return self._apply_to(x)
-
-    def _apply_to(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        return out
+        x = x.contiguous()
+        size, outputs = x.shape[-1], self._weight.outputs
+        out = x.new_empty(*x.shape[:-1], outputs)
+        counter = array("q", (0,))
+        work = array(
+            "q",
+            (
+                counter.buffer_info()[0],
+                torch.get_num_threads(),
+                x.data_ptr(),
+                0,
+                x.numel() // size,
+                size,
+                out.data_ptr(),
+                outputs,
+                *self._weight.addresses(),
+            ),
+        )
+        share(self._worker, work.buffer_info()[0])
+        own = out[..., : self.out_features]
+        return own if self.bias is None else own + self.bias
 
 
 def pack_linears(module: nn.Module) -> None:
@@ -44,15 +64,12 @@ def pack_linears(module: nn.Module) -> None:
     """
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Linear):
-            setattr(module, name, PackedLinear(child))
+            if child.in_features % 2 == 0:
+                setattr(module, name, PackedLinear(child))
         else:
             pack_linears(child)
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this machine runs packed layers of this kind."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype == torch.float32
+    return kernel is not None and device.type == "cpu" and dtype in _ELEMENTS

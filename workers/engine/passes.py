@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from workers.engine.attention import AttentionPlan
-from workers.engine.fused_llama import FusedLlama, can_fuse
+from workers.engine.compiled_llama import CompiledLlama, can_compile
 from workers.engine.kv_store import KVStore, PoolCache
 from workers.engine.packed_linear import can_pack, pack_linears
 
@@ -23,22 +23,30 @@ class ModelPass(Protocol):
         """
 
 
-def open_pass(model: PreTrainedModel, feature_layers: Sequence[int], *, sharded: bool) -> ModelPass:
+def open_pass(
+    model: PreTrainedModel, feature_layers: Sequence[int], *, sharded: bool, int8: bool
+) -> ModelPass:
     """The fastest there is. It may take the model's weights over; the model is its own from now on.
 
     feature_layers: hidden states to return, by how many layers they have passed; sharded: whether
-    other ranks hold the rest of each layer. Raises ValueError for a layer that the model has not.
+    other ranks hold the rest of each layer; int8: whether weights are to be rounded to that. Raises
+    ValueError for a layer that the model has not, or a model that does not run in int8.
     """
     if feature_layers:
         layers = len(model.get_decoder().layers)
         bad = [layer for layer in feature_layers if not 1 <= layer <= layers]
         if bad:
             raise ValueError(f"feature_layers: the target has 1 to {layers}, not {bad}")
+    if can_compile(model) and not sharded:
+        assert isinstance(model, LlamaForCausalLM)
+        return CompiledLlama(model, feature_layers, int8=int8)
+    if int8:
+        raise ValueError(
+            "target.dtype: int8 is for models of Llama's kind in one process on a CPU that numba "
+            "knows; use bfloat16"
+        )
     if sharded:
         return GenericPass(model, feature_layers)
-    if can_fuse(model):
-        assert isinstance(model, LlamaForCausalLM)
-        return FusedLlama(model, feature_layers)
     if can_pack(model.dtype, model.device):
         pack_linears(model)
     return GenericPass(model, feature_layers)

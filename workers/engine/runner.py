@@ -28,8 +28,8 @@ class Runner:
     """A model and the KV store it reads and writes.
 
     `shards`: by how many ranks the KV heads are divided; `feature_layers`: hidden states to return,
-    by how many layers they have passed. Raises ValueError for a model that this engine cannot run,
-    saying why.
+    by how many layers they have passed; `int8`: whether weights are rounded to that. Raises
+    ValueError for a model that this engine cannot run, saying why.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Runner:
         *,
         shards: int = 1,
         feature_layers: Sequence[int] = (),
+        int8: bool = False,
     ) -> None:
         layers, kv_heads, head_dim = kv_shape(model.config)
         if kv_heads % shards:
@@ -48,7 +49,7 @@ class Runner:
             )
         heads = model.config.get_text_config().num_attention_heads
         self._model = model
-        self._pass = open_pass(model, feature_layers, sharded=shards > 1)
+        self._pass = open_pass(model, feature_layers, sharded=shards > 1, int8=int8)
         self._feature_layers = tuple(feature_layers)
         self._groups = heads // kv_heads
         self.store = KVStore(

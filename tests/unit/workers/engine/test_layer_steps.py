@@ -18,7 +18,7 @@ from workers.engine.pack import Pack, Segment, chain_parents
 
 pytestmark = [
     pytest.mark.usefixtures("single_thread"),
-    pytest.mark.skipif(layer_steps.kernels is None, reason="nothing is compiled here"),
+    pytest.mark.skipif(layer_steps.layer is None, reason="nothing is compiled here"),
 ]
 
 CPU = torch.device("cpu")
@@ -65,7 +65,7 @@ def test_other_dtypes_and_devices_are_left_to_torch(monkeypatch: pytest.MonkeyPa
     assert isinstance(open_steps(SHAPE, torch.bfloat16, CPU), CompiledSteps)
     assert isinstance(open_steps(SHAPE, torch.float16, CPU), TorchSteps)
     assert isinstance(open_steps(SHAPE, torch.float32, torch.device("cuda")), TorchSteps)
-    monkeypatch.setattr(layer_steps, "kernels", None)
+    monkeypatch.setattr(layer_steps, "layer", None)
     assert isinstance(open_steps(SHAPE, torch.float32, CPU), TorchSteps)
 
 
@@ -174,7 +174,7 @@ def tree_of(rows: int, older: int = 0) -> Tensor:
 @pytest.mark.parametrize("context", [0, 1, 63, 64, 130])
 @pytest.mark.parametrize(("rows", "older"), [(1, 0), (2, 0), (9, 0), (33, 0), (45, 0), (5, 3)])
 def test_attention_is_torchs(dtype: torch.dtype, context: int, rows: int, older: int) -> None:
-    """Above 128 rows a KV head it is torch's own. The bits in the store are equal."""
+    """The bits in the store are equal."""
     qkv, angles, *store = inputs(rows, dtype)
     slots = torch.randperm(POOL, generator=torch.Generator().manual_seed(9))
     plan = plan_of(slots[: context + older + rows].clone(), tree_of(rows, older), dtype)
@@ -252,7 +252,7 @@ def test_a_row_whose_keys_are_no_numbers_spoils_none_that_does_not_see_it(
 def test_a_prompt_has_the_same_bits_with_a_tree_behind_it(
     steps: LayerSteps, dtype: torch.dtype
 ) -> None:
-    """So has the tree, when the prompt is there before it and fewer rows than torch takes over."""
+    """So has the tree, when the prompt is there before it."""
     prompt, context, tree = 80, 7, (-1, 0, 0, -1, 3)
     total = prompt + len(tree)
     qkv, angles, *store = inputs(total, dtype)

@@ -257,7 +257,7 @@ def test_without_feature_layers_there_are_none(deep: Path) -> None:
 def test_a_failed_pass_leaves_no_hidden_states_to_the_next(
     deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "can_fuse", lambda model: False)  # that one keeps nothing at all
+    monkeypatch.setattr(passes, "can_compile", lambda model: False)  # that one keeps nothing at all
     engine = tapped(deep, 1, 2)
     pack = Pack((engine.segment(0, [5, 6, 7], chain_parents(3), [2]),))
     expected = engine.runner.forward(pack).features

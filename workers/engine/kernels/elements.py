@@ -1,0 +1,151 @@
+"""Elements, and what all kernels are made of.
+
+Of two dtypes a kernel is told by `like`, FLOAT32 or BFLOAT16, and compiled for each at its first
+call. numba knows bfloat16 as uint16 only.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+FLOAT32, BFLOAT16, INT64 = np.float32(0), np.uint16(0), np.int64(0)
+
+_FLOAT, _INT, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def compiled(*freedoms: str) -> Callable[[_Function], _Function]:
+    """Compile at the first call, and keep the code on the disk. freedoms: what LLVM may do to float
+    operations, by its own names; NaN and infinity keep their sense in any case.
+    """
+    compiler: Any = njit(cache=True, fastmath=set(freedoms), error_model="numpy")
+    return cast(Callable[[_Function], _Function], compiler)
+
+
+def generated(generator: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that kernels can call, of which `generator` makes the code."""
+    return intrinsic(generator)
+
+
+@generated
+def pointer(_: Any, address: types.Type, like: types.Type) -> Any:
+    """An address as one of elements like another, which `carray` takes."""
+    kind = types.CPointer(like)
+
+    def generate(context: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
+        return builder.inttoptr(values[0], context.get_value_type(kind))
+
+    return kind(address, like), generate
+
+
+@generated
+def count_up(_: Any, address: types.Type) -> Any:
+    """Add 1 to the int64 at an address, whatever other threads do, and say what it was."""
+
+    def generate(_c: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
+        place = builder.inttoptr(values[0], _LONG.as_pointer())
+        return builder.atomic_rmw("add", place, _LONG(1), "monotonic")
+
+    return types.int64(address), generate
+
+
+@generated
+def size_of(_: Any, like: Any) -> Any:
+    """Bytes of an element like another one."""
+
+    def generate(_c: Any, _b: ir.IRBuilder, _s: Any, _v: Any) -> ir.Value:
+        return _LONG(like.bitwidth // 8)
+
+    return types.int64(like), generate
+
+
+@generated
+def call(_: Any, address: types.Type) -> Any:
+    """Call a C function without arguments or a result."""
+    kind = ir.FunctionType(ir.VoidType(), [])
+
+    def generate(context: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), [])
+        return context.get_dummy_value()
+
+    return types.void(address), generate
+
+
+@generated
+def widen(_: Any, stored: types.Type) -> Any:
+    """An element as float32."""
+
+    def generate(_c: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
+        if stored == types.float32:
+            return values[0]
+        bits = builder.shl(builder.zext(values[0], _INT), _INT(16))
+        return builder.bitcast(bits, _FLOAT)
+
+    return types.float32(stored), generate
+
+
+@generated
+def narrow(_: Any, value: types.Type, like: types.Type) -> Any:
+    """A float32 as an element like another one: rounded to nearest even, NaN stays NaN."""
+
+    def generate(_c: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
+        if like == types.float32:
+            return values[0]
+        bits = builder.bitcast(values[0], _INT)
+        odd = builder.and_(builder.lshr(bits, _INT(16)), _INT(1))
+        rounded = builder.lshr(builder.add(builder.add(bits, odd), _INT(0x7FFF)), _INT(16))
+        nan = builder.fcmp_unordered("uno", values[0], values[0])
+        return builder.trunc(builder.select(nan, _INT(0x7FC0), rounded), ir.IntType(16))
+
+    return like(value, like), generate
+
+
+@generated
+def _scaled(_: Any, value: types.Type, power: types.Type) -> Any:
+    """value * 2**n for the whole n in -250..250 that `power` is above _MAGIC."""
+
+    def generate(_c: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
+        n = builder.sub(builder.bitcast(values[1], _INT), _INT(_MAGIC_BITS))
+        half = builder.ashr(n, _INT(1))
+        result = values[0]
+        for part in (half, builder.sub(n, half)):  # by halves: 2**n itself may be out of range
+            bits = builder.shl(builder.add(part, _INT(127)), _INT(23))
+            result = builder.fmul(result, builder.bitcast(bits, _FLOAT))
+        return result
+
+    return types.float32(value, power), generate
+
+
+# Added to a small float32, it leaves the nearest whole number in the last bits.
+_MAGIC, _MAGIC_BITS = np.float32(3 << 22), 0x4B400000
+_LOG2E = np.float32(1.4426950408889634)
+# ln 2 in two parts, of which whole multiples of the first are exact.
+_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_FAR = np.float32(110)  # exp(-_FAR) is 0, exp(_FAR) infinite
+
+
+@compiled("contract")
+def exp(x: Any) -> Any:
+    """Within about an ulp (Cephes' polynomial), in operations that a loop around it vectorises."""
+    x = _FAR if x > _FAR else x
+    x = -_FAR if x < -_FAR else x
+    power = x * _LOG2E + _MAGIC
+    n = power - _MAGIC
+    r = x - n * _LN2_HIGH - n * _LN2_LOW
+    p = np.float32(1.9875691500e-4) * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    return _scaled(p * (r * r) + r + np.float32(1), power)
+
+
+@compiled("contract")
+def up_to(size: Any, step: Any) -> Any:
+    """The next multiple."""
+    return -(-size // step) * step
