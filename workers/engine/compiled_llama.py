@@ -51,10 +51,13 @@ class CompiledLlama:
         self._embedding = model.model.embed_tokens.weight
         self._rotary = model.model.rotary_emb
         self._int8 = int8
-        self._heads = config.num_attention_heads
-        self._kv_heads = config.num_key_value_heads or config.num_attention_heads
-        self._head_dim = model.model.layers[0].self_attn.head_dim
-        self._inner = config.intermediate_size
+        self._sizes = (
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_attention_heads,
+            config.num_key_value_heads or config.num_attention_heads,
+            model.model.layers[0].self_attn.head_dim,
+        )
         self._epsilon = torch.tensor([config.rms_norm_eps], dtype=torch.float32)
         packing = quantise if int8 else pack
         self._kept: list[Tensor | PackedWeight] = []  # what the table has addresses of
@@ -106,17 +109,10 @@ class CompiledLlama:
         cosine, sine = self._rotary(x[None], positions[None])
         features = {layer: torch.empty_like(x) for layer in self._feature_layers}
         self._place(store, features)
-        number, hidden = x.shape
-        wide, kept = self._heads * self._head_dim, self._kv_heads * self._head_dim
         logits = x.new_empty(len(rows), self._outputs)
-        sizes = (hidden, wide + 2 * kept, wide, wide, hidden, 2 * self._inner, self._inner)
-        room = [x.new_empty(max(number, 1), size) for size in sizes]
-        widest = max(hidden, wide, self._inner) if self._int8 else 0
-        room.append(torch.empty(number, widest, dtype=torch.uint8))
-        room.append(torch.empty(number, dtype=torch.float32))
+        room = self._room(x)
         layers = len(self._table) - 1
         counters = torch.zeros(layers * program.STEPS + program.STEPS_BEHIND, dtype=torch.int64)
-        given = [cosine[0], sine[0], plan.new_slots, plan.items]
         work = array(
             "q",
             (
@@ -126,20 +122,19 @@ class CompiledLlama:
                 self._table.data_ptr(),
                 layers,
                 self._epsilon.data_ptr(),
-                number,
+                len(x),
                 x.data_ptr(),
-                *(part.data_ptr() for part in given),
+                cosine.data_ptr(),
+                sine.data_ptr(),
+                plan.new_slots.data_ptr(),
+                plan.items.data_ptr(),
                 len(plan.items),
                 plan.table.data_ptr(),
                 rows.data_ptr(),
                 len(rows),
                 logits.data_ptr(),
                 *(part.data_ptr() for part in room),
-                hidden,
-                self._inner,
-                self._heads,
-                self._kv_heads,
-                self._head_dim,
+                *self._sizes,
                 len(store.keys[0]),
                 self._outputs,
             ),
@@ -147,6 +142,18 @@ class CompiledLlama:
         assert len(work) == program.PASS_FIELDS
         share(self._program, work.buffer_info()[0])
         return logits[:, : self._vocabulary], features
+
+    def _room(self, x: Tensor) -> list[Tensor]:
+        """For what is between the steps of a pass over x [T, hidden], in the program's order."""
+        hidden, inner, heads, kv_heads, head_dim = self._sizes
+        wide, kept = heads * head_dim, kv_heads * head_dim
+        sizes = (hidden, wide + 2 * kept, wide, wide, hidden, 2 * inner, inner)
+        widest = max(hidden, wide, inner) if self._int8 else 0
+        return [
+            *(x.new_empty(len(x), size) for size in sizes),
+            torch.empty(len(x), widest, dtype=torch.uint8),
+            torch.empty(len(x), dtype=torch.float32),
+        ]
 
     def _place(self, store: KVStore, features: dict[int, Tensor]) -> None:
         """Say where keys and values are, and where hidden states go."""
