@@ -89,18 +89,29 @@ def widen(_: Any, stored: types.Type) -> Any:
     return types.float32(stored), generate
 
 
+def emit_narrow(builder: ir.IRBuilder, floats: ir.Value) -> ir.Value:
+    """Code for what `narrow` does to one float32, or to a vector of them, for bfloat16."""
+    lanes = floats.type.count if isinstance(floats.type, ir.VectorType) else 0
+
+    def kind(one: ir.Type) -> ir.Type:
+        return ir.VectorType(one, lanes) if lanes else one
+
+    def number(value: int) -> ir.Value:
+        return ir.Constant(kind(_INT), [value] * lanes if lanes else value)
+
+    bits = builder.bitcast(floats, kind(_INT))
+    odd = builder.and_(builder.lshr(bits, number(16)), number(1))
+    rounded = builder.lshr(builder.add(builder.add(bits, odd), number(0x7FFF)), number(16))
+    nan = builder.fcmp_unordered("uno", floats, floats)
+    return builder.trunc(builder.select(nan, number(0x7FC0), rounded), kind(ir.IntType(16)))
+
+
 @generated
 def narrow(_: Any, value: types.Type, like: types.Type) -> Any:
     """A float32 as an element like another one: rounded to nearest even, NaN stays NaN."""
 
     def generate(_c: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
-        if like == types.float32:
-            return values[0]
-        bits = builder.bitcast(values[0], _INT)
-        odd = builder.and_(builder.lshr(bits, _INT(16)), _INT(1))
-        rounded = builder.lshr(builder.add(builder.add(bits, odd), _INT(0x7FFF)), _INT(16))
-        nan = builder.fcmp_unordered("uno", values[0], values[0])
-        return builder.trunc(builder.select(nan, _INT(0x7FC0), rounded), ir.IntType(16))
+        return values[0] if like == types.float32 else emit_narrow(builder, values[0])
 
     return like(value, like), generate
 

@@ -19,16 +19,21 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
-from numba import cfunc, types
+from numba import cfunc, config, types
 from numba.core import cgutils
 from numba.np.numpy_support import carray
 
-from workers.engine.kernels.elements import compiled, count_up, generated, size_of
+from workers.engine.kernels.elements import (
+    compiled,
+    count_up,
+    emit_narrow,
+    generated,
+    size_of,
+)
+from workers.engine.packed_weight import BLOCK
 
 # What tells kernels the kind of weights, beside FLOAT32 and BFLOAT16.
 INT8 = np.int8(0)
-TERMS = {types.float32: 1, types.uint16: 2, types.int8: 4}
-BLOCK = 16
 
 # What `linear_worker` reads.
 WORK_FIELDS = 11
@@ -67,7 +72,20 @@ def _wide(rows: int) -> int:
 
 
 def _has(feature: str) -> bool:
+    """Whether numba compiles for a CPU with it: this one, unless its settings name another."""
+    wanted: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
+    if wanted is not None:
+        return f"+{feature}" in wanted.split(",")
     return bool(binding.get_host_cpu_features().get(feature))
+
+
+def _dot(
+    builder: ir.IRBuilder, name: str, kind: ir.Type, total: ir.Value, *parts: ir.Value
+) -> ir.Value:
+    """An instruction of the CPU's own: total plus the products of two vectors of a kind."""
+    signature = ir.FunctionType(total.type, [total.type, kind, kind])
+    function = cgutils.get_or_insert_function(builder.module, signature, f"llvm.x86.{name}")
+    return builder.call(function, [total, *(builder.bitcast(part, kind) for part in parts)])
 
 
 def _float_terms(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
@@ -79,20 +97,14 @@ def _float_terms(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, w: ir.Valu
 
 def _bfloat_terms(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
     if _has("avx512bf16"):
-        kind = ir.FunctionType(_FLOATS, [_FLOATS, _BFLOATS, _BFLOATS])
-        name = "llvm.x86.avx512bf16.dpbf16ps.512"
-        dot = cgutils.get_or_insert_function(builder.module, kind, name)
-        return builder.call(dot, [total, *(builder.bitcast(part, _BFLOATS) for part in (x, w))])
+        return _dot(builder, "avx512bf16.dpbf16ps.512", _BFLOATS, total, x, w)
     total = _float_terms(builder, total, *(builder.shl(part, _all(16)) for part in (x, w)))
     return _float_terms(builder, total, *(builder.and_(part, _all(-65536)) for part in (x, w)))
 
 
 def _byte_terms(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
     if _has("avx512vnni"):
-        kind = ir.FunctionType(_INTS, [_INTS, _BYTES, _BYTES])
-        name = "llvm.x86.avx512.vpdpbusd.512"
-        dot = cgutils.get_or_insert_function(builder.module, kind, name)
-        return builder.call(dot, [total, *(builder.bitcast(part, _BYTES) for part in (x, w))])
+        return _dot(builder, "avx512.vpdpbusd.512", _BYTES, total, x, w)
     for left in (24, 16, 8, 0):
         up = [builder.shl(part, _all(left)) for part in (x, w)]
         own = builder.mul(builder.lshr(up[0], _all(24)), builder.ashr(up[1], _all(24)))
@@ -177,7 +189,7 @@ class _Tile:
             total = builder.fmul(total, scale)
             total = builder.fmul(total, builder.bitcast(self._spread(row_scale), _FLOATS))
         if self._element is types.uint16:
-            total = _narrow(builder, total)
+            total = emit_narrow(builder, total)
         size = BLOCK * (2 if self._element is types.uint16 else 4)
         place = builder.add(self._at(self._out, self._down, row), _LONG(size * block))
         builder.store(total, builder.inttoptr(place, total.type.as_pointer()), align=2)
@@ -192,16 +204,6 @@ class _Tile:
         """An int32 in all lanes."""
         first = self._builder.insert_element(_NOTHING, value, _INT(0))
         return self._builder.shuffle_vector(first, _NOTHING, _ZEROS)
-
-
-def _narrow(builder: ir.IRBuilder, floats: ir.Value) -> ir.Value:
-    """As `elements.narrow` has it."""
-    bits = builder.bitcast(floats, _INTS)
-    odd = builder.and_(builder.lshr(bits, _all(16)), _all(1))
-    rounded = builder.lshr(builder.add(builder.add(bits, odd), _all(0x7FFF)), _all(16))
-    nan = builder.fcmp_unordered("uno", floats, floats)
-    kept = builder.select(nan, _all(0x7FC0), rounded)
-    return builder.trunc(kept, ir.VectorType(ir.IntType(16), BLOCK))
 
 
 @generated

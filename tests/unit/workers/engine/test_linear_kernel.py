@@ -1,6 +1,10 @@
 """Packed products beside torch's in float64, and each row as if it were alone."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +13,8 @@ from torch import Tensor
 pytest.importorskip("numba", reason="nothing is compiled here")
 
 from workers.engine.kernels.elements import BFLOAT16, FLOAT32
-from workers.engine.kernels.linear import BLOCK, INT8, multiply
-from workers.engine.packed_weight import PackedWeight, pack, quantise
+from workers.engine.kernels.linear import INT8, multiply
+from workers.engine.packed_weight import BLOCK, PackedWeight, pack, quantise
 
 LIKE = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.int8: INT8}
 DTYPES = [torch.float32, torch.bfloat16]
@@ -111,3 +115,32 @@ def test_what_does_not_fill_a_block_is_filled_up(packing: Callable[[Tensor], Pac
     found = product(x, ragged, torch.float32, scales)
     assert torch.equal(found, product(x, whole, torch.float32, scales))
     assert not found[:, 19:].any()
+
+
+_ON_ANOTHER_CPU = """
+from tests.unit.workers.engine import test_linear_kernel as own
+from workers.engine.kernels.linear import _has
+for dtype in own.DTYPES:
+    own.test_it_is_the_product(dtype, blocks=3, rows=9)
+    own.test_bytes_sum_up_exactly(dtype, rows=9)
+print(_has("avx512bf16"), _has("avx512vnni"))
+"""
+
+
+def test_a_cpu_without_instructions_for_it_computes_the_same(tmp_path: Path) -> None:
+    """In a process of its own: numba is told once what to compile for."""
+    settings = {
+        "NUMBA_CPU_NAME": "x86-64-v3",
+        "NUMBA_CPU_FEATURES": "+avx2,+fma",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[4]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _ON_ANOTHER_CPU],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False", "False"]
