@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from workers import ngram_member
@@ -19,7 +19,7 @@ from workers.hybrid_draft import HybridDraft
 from workers.ngram_member import LOCAL_WEIGHT, NgramMember
 from workers.speculation.tree import Proposal
 from workers.training.ngram_table import ORDER, NgramTable
-from workers.tree_growth import LEAST_CONFIDENCE
+from workers.tree_growth import LEAST_CONFIDENCE, NEGLIGIBLE
 
 ROOT = Path(__file__).parents[3]
 CHILDREN = 6
@@ -129,6 +129,7 @@ TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=30)
 
 
 @given(TOKENS, st.lists(TOKENS, max_size=3))
+@example([0, 0, 0], [[0, 0, 0, 1, 0, 2]])  # one guess is likely enough for a path, not for a member
 def test_its_guesses_are_the_likeliest_of_the_blended_law(
     tokens: list[int], domain: list[list[int]]
 ) -> None:
@@ -139,8 +140,9 @@ def test_its_guesses_are_the_likeliest_of_the_blended_law(
         proposal = proposed(draft, tokens, depth=1)
     # Nobody is surer than FLOOR allows.
     law = {t: min(p, 1 - FLOOR) for t, p in blended(tokens, known, tokens[-ORDER:]).items()}
-    assume(all(abs(p - LEAST_CONFIDENCE) > 1e-9 for p in law.values()))  # rounding would decide
-    best = sorted((p for p in law.values() if p >= LEAST_CONFIDENCE), reverse=True)[:CHILDREN]
+    least = max(LEAST_CONFIDENCE, NEGLIGIBLE)
+    assume(all(abs(p - least) > 1e-9 for p in law.values()))  # rounding would decide
+    best = sorted((p for p in law.values() if p >= least), reverse=True)[:CHILDREN]
     assert proposal.confidence == pytest.approx(best)
     for token, confidence in zip(proposal.tree.tokens, proposal.confidence, strict=True):
         assert law[token] == pytest.approx(confidence)
