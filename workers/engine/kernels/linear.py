@@ -43,8 +43,13 @@ _BLOCKS = 16
 # Of a tile: its rows, and by these the blocks that it takes at once: 28 of 32 registers are sums.
 _MOST_ROWS = 14
 _STEP_BYTES = 64
+# So far ahead of their use weights are fetched. The CPU does so by itself within a block, but such
+# a one takes microseconds, and it waits for the next. (SmolLM2-135M in bfloat16, 9 rows: 2.0e9
+# vectors a second and core, with this 2.5e9, and 3.3e9 where all is in the second cache.)
+_AHEAD_BYTES = 4096
 
 _FLOAT, _INT, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_ADDRESS = ir.IntType(8).as_pointer()
 _FLOATS, _INTS = ir.VectorType(_FLOAT, BLOCK), ir.VectorType(_INT, BLOCK)
 _BYTES = ir.VectorType(ir.IntType(8), 4 * BLOCK)
 _ZEROS, _NOTHING = ir.Constant(_INTS, [0] * BLOCK), ir.Constant(_INTS, ir.Undefined)
@@ -169,7 +174,10 @@ class _Tile:
         builder = self._builder
         step = builder.mul(k, _LONG(_STEP_BYTES))
         starts = (self._at(self._w, self._between, block) for block in range(len(sums[0])))
-        weights = [self._load(builder.add(start, step), _INTS, 64) for start in starts]
+        places = [builder.add(start, step) for start in starts]
+        for place in places:
+            self._fetch(builder.add(place, _LONG(_AHEAD_BYTES)))
+        weights = [self._load(place, _INTS, 64) for place in places]
         step, ends = builder.mul(k, _LONG(4)), []
         for row, own in enumerate(sums):
             start = self._at(self._x, self._along, row)
@@ -199,6 +207,14 @@ class _Tile:
 
     def _load(self, place: ir.Value, kind: ir.Type, align: int) -> ir.Value:
         return self._builder.load(self._builder.inttoptr(place, kind.as_pointer()), align=align)
+
+    def _fetch(self, place: ir.Value) -> None:
+        """To a core's second cache, to be read; harmless where nothing is."""
+        to_read, second_cache, data = _INT(0), _INT(2), _INT(1)
+        kind = ir.FunctionType(ir.VoidType(), [_ADDRESS, _INT, _INT, _INT])
+        fetch = cgutils.get_or_insert_function(self._builder.module, kind, "llvm.prefetch.p0")
+        address = self._builder.inttoptr(place, _ADDRESS)
+        self._builder.call(fetch, [address, to_read, second_cache, data])
 
     def _spread(self, value: ir.Value) -> ir.Value:
         """An int32 in all lanes."""
