@@ -5,11 +5,12 @@ The arms take turns prompt by prompt, so that a machine that slows down slows th
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 from bench.reliability import Reliability, Witness
+from workers.budget import Budget, spending
 from workers.completion import Run, run_requests
 from workers.engine.sampling import SamplingParams
 from workers.request import GenerationRequest
@@ -31,7 +32,7 @@ class Settings:
     """What all arms share. The seed of prompt number i is `seed` + i."""
 
     max_tokens: int
-    budget: int
+    budget: Budget
     temperature: float
     seed: int = 0
 
@@ -127,7 +128,7 @@ def _warm_up(
     verifier: Verifier, ids: tuple[int, ...], arms: Sequence[Arm], settings: Settings
 ) -> None:
     """The first passes pay for caches and threads; nobody's number should."""
-    short = Settings(min(8, settings.max_tokens), settings.budget, settings.temperature)
+    short = replace(settings, max_tokens=min(8, settings.max_tokens))
     for arm in arms:
         run_cold(verifier, request_of(f"warm-up {arm.name}", ids, arm, short, 0))
 
@@ -142,13 +143,15 @@ def request_of(
     name: str, ids: tuple[int, ...], arm: Arm, settings: Settings, seed: int
 ) -> GenerationRequest:
     """One prompt for one arm."""
+    budget, adaptive = spending(settings.budget if arm.draft else 0)
     return GenerationRequest(
         id=name,
         prompt=ids,
         max_tokens=settings.max_tokens,
         sampling=SamplingParams(seed=seed, temperature=settings.temperature),
         draft=arm.draft,
-        budget=settings.budget if arm.draft else 0,
+        budget=budget,
+        adaptive=adaptive,
     )
 
 

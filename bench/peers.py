@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bench.decode import Arm, Settings, request_of, run_cold
+from workers.budget import Budget
 from workers.engine.model import keep_layers, parse_dtype
 from workers.engine.vocabulary import vocabulary_of
 from workers.hybrid_draft import kind_of
@@ -27,7 +28,7 @@ Decoder = Callable[[Sequence[int], int], Sequence[int]]
 GENERATE = "transformers"
 LOOKUP = "transformers lookup"
 ASSISTED = "transformers assisted"
-LOOKUP_TOKENS = 8  # guesses per step, as many as our default budget has nodes
+LOOKUP_TOKENS = 8  # guesses per step: about as many as our controller verifies
 WARM_UP_TOKENS = 8
 
 
@@ -44,7 +45,7 @@ class Lap:
         return sum(map(len, self.answers)) / self.seconds
 
 
-def ours(verifier: Verifier, arms: Sequence[Arm], budget: int) -> dict[str, Decoder]:
+def ours(verifier: Verifier, arms: Sequence[Arm], budget: Budget) -> dict[str, Decoder]:
     """Our arms as decoders, by name."""
     numbers = count()
 

@@ -24,6 +24,7 @@ from deployments.openai_schema import (
 )
 from deployments.prompt import Prompt, Prompter
 from router.decision import RouteDecision, RouteRequest
+from workers.budget import AUTO, Budget, spending
 from workers.engine.sampling import SamplingParams
 from workers.request import GenerationRequest
 
@@ -90,6 +91,7 @@ class Admission:
         prompt = await self._read(body, facts.vocab_size)
         max_tokens = room_for(body, prompt, facts)
         choice, decision = await self._choose(body.speculation.draft, budget, prompt.route, facts)
+        spent, adaptive = spending(budget if choice.draft else 0, self._speculation.max_budget)
         id_ = f"{dialect.prefix}-{secrets.token_hex(12)}"
         request = GenerationRequest(
             id=id_,
@@ -98,7 +100,8 @@ class Admission:
             sampling=sampling,
             stop=body.stops,
             draft=choice.draft,
-            budget=budget if choice.draft else 0,
+            budget=spent,
+            adaptive=adaptive,
         )
         envelope = Envelope(id_, int(time.time()), facts.model, len(prompt.ids), choice)
         return Job(request, envelope, prompt.route, decision)
@@ -108,11 +111,11 @@ class Admission:
             return await self._prompter.chat(body.messages)
         return await self._prompter.completion(body.prompt_or_ids, vocab_size)
 
-    def _budget(self, options: SpeculationOptions) -> int:
+    def _budget(self, options: SpeculationOptions) -> Budget:
         most = self._speculation.max_budget
         if options.budget is None:
             return self._speculation.budget
-        if options.budget > most:
+        if options.budget != AUTO and options.budget > most:
             raise bad_request(
                 "speculation.budget",
                 f"speculation.budget: {options.budget} is more than this server's {most}",
@@ -130,7 +133,7 @@ class Admission:
             )
 
     async def _choose(
-        self, draft: str, budget: int, route: RouteRequest, facts: TargetFacts
+        self, draft: str, budget: Budget, route: RouteRequest, facts: TargetFacts
     ) -> tuple[Choice, RouteDecision | None]:
         if draft == "none":
             return Choice(None, "requested: plain decoding"), None

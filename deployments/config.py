@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from workers.budget import AUTO
 from workers.draft import CHILDREN, DraftKind, DraftSpec
 from workers.engine.model_store import DEFAULT_TARGET, is_default
 
@@ -167,17 +168,20 @@ class LimitsConfig(_Section):
 class SpeculationConfig(_Section):
     """The proposals' size, in nodes of the token tree."""
 
-    budget: int = Field(
-        default=8, ge=0, description="for requests that do not say; 0 decodes plainly"
+    budget: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        default=AUTO,
+        description="for requests that do not say; auto: as many as pay, 0: decode plainly",
     )
-    max_budget: int = Field(default=32, ge=0, description="the most a request may ask for")
+    max_budget: int = Field(
+        default=32, ge=0, description="the most a request may ask for, and that auto may choose"
+    )
     draft_timeout_ms: _PositiveInt = Field(
         default=1000, description="a draft that has not answered by then is left out until it does"
     )
 
     @model_validator(mode="after")
     def _budget_fits(self) -> Self:
-        if self.budget > self.max_budget:
+        if self.budget != AUTO and self.budget > self.max_budget:
             raise ValueError(f"budget {self.budget} is larger than max_budget {self.max_budget}")
         return self
 

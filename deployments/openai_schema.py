@@ -52,8 +52,10 @@ class SpeculationOptions(_Body):
     """Which draft rides ahead (`auto`: the router chooses; `none`: plain decoding), and how far."""
 
     draft: str = Field(default="auto", max_length=64)
-    budget: int | None = Field(
-        default=None, ge=0, description="nodes of the token tree; 0 decodes plainly"
+    budget: Annotated[int, Field(ge=0)] | Literal["auto"] | None = Field(
+        default=None,
+        description="nodes of the token tree; auto: as many as pay, 0: decode plainly; without it, "
+        "as the server is configured",
     )
 
     @field_validator("draft", mode="before")

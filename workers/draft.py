@@ -68,12 +68,24 @@ class DraftSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """What guesses must be worth. price: tokens per second that time brings otherwise; least: by
+    how many nodes a tree has, the confidence below which neither another one pays nor all that are
+    less likely still. A tree with as many nodes as there are numbers is full.
+    """
+
+    price: float
+    least: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DraftRequest:
     """Guess what follows the first `length` tokens of a sequence.
 
     budget, depth: most nodes, most levels. ratio_seed: set under `ratio`; the draft then samples
     from its q with this seed's noise instead of taking the likeliest tokens. temperature: of the
-    request; the hotter, the less a likely token is certain.
+    request; the hotter, the less a likely token is certain. terms: None to fill the budget, pay or
+    not.
     """
 
     sequence: int
@@ -82,6 +94,7 @@ class DraftRequest:
     depth: int
     ratio_seed: int | None = None
     temperature: float = 0.0
+    terms: Terms | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 
-from workers.draft import DraftClient, DraftRequest, DraftUnavailable, DraftUpdate, Features
+from workers.draft import (
+    DraftClient,
+    DraftRequest,
+    DraftUnavailable,
+    DraftUpdate,
+    Features,
+    Terms,
+)
 from workers.speculation.tree import Proposal, SparseLaw, TokenTree
 
 logger = logging.getLogger("outrider.draft_pool")
@@ -19,7 +26,7 @@ Waiter = Callable[[float], list[Proposal | None]]
 @dataclass(frozen=True, slots=True)
 class Asking:
     """A sequence that wants a proposal: its tokens, at most `budget` nodes and `depth` levels;
-    seed and temperature are its request's."""
+    seed and temperature are its request's; terms as `DraftRequest` has them."""
 
     sequence: int
     draft: str
@@ -28,6 +35,7 @@ class Asking:
     depth: int
     seed: int
     temperature: float
+    terms: Terms | None = None
 
 
 class DraftPool:
@@ -124,6 +132,7 @@ class DraftPool:
             asking.depth,
             ratio_seed,
             asking.temperature,
+            asking.terms,
         )
 
     def _answers(

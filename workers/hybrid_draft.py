@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from workers.calibration import CALIBRATION, UNCALIBRATED, Calibration
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 # Siblings that are sampled under the ratio test.
 SAMPLED = 4
+# The weight of the newest round in what a round takes, where a long prompt may have been read, and
+# what is left of that after a step without any: what was too dear must be tried again.
+_NEWEST, _FORGET = 0.1, 0.98
 
 
 class HybridDraft:
@@ -48,6 +52,7 @@ class HybridDraft:
         self._members = [member for member in (ngram, eagle) if member is not None]
         self._calibration = calibration
         self._children = children
+        self._round_s = 0.0  # seconds per tree that is asked about
 
     def commit(self, updates: Sequence[DraftUpdate]) -> None:
         for update in updates:
@@ -76,14 +81,24 @@ class HybridDraft:
             self._eagle.catch_up([number for number in numbers if self._eagle.overdue(number)])
         for tree in trees:
             tree.grow()
-        while asking := [(tree, paths) for tree in trees if (paths := tree.questions())]:
-            if at_root := [tree for tree, paths in asking if paths == [()]]:
-                self._ask_roots(at_root)
-            if below := [(tree, paths) for tree, paths in asking if paths != [()]]:
-                self._ask_nodes(below)
-            for tree, _ in asking:
-                tree.grow()
+        self._round_s *= _FORGET
+        while asking := [
+            (tree, paths) for tree in trees if (paths := tree.questions(self._round_s))
+        ]:
+            began = perf_counter()
+            self._ask(asking)
+            took = (perf_counter() - began) / len(asking)
+            self._round_s += _NEWEST * (min(took, 2 * (self._round_s or took)) - self._round_s)
         return {tree.request.sequence: tree.proposal() for tree in trees}
+
+    def _ask(self, asking: Sequence[tuple[GrowingTree, Sequence[TreePath]]]) -> None:
+        """One round of questions, and the trees as they grow with the answers."""
+        if at_root := [tree for tree, paths in asking if paths == [()]]:
+            self._ask_roots(at_root)
+        if below := [(tree, paths) for tree, paths in asking if paths != [()]]:
+            self._ask_nodes(below)
+        for tree, _ in asking:
+            tree.grow()
 
     def _ask_roots(self, trees: Sequence[GrowingTree]) -> None:
         assert self._eagle is not None, "nobody else is asked"

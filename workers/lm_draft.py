@@ -52,12 +52,14 @@ class _Growing:
         """Give the beam's nodes their likeliest children. laws: [beam, vocabulary]."""
         top = laws.topk(min(CHILDREN, laws.shape[-1]), dim=-1)
         first = len(self.tokens)
+        terms = self.request.terms
+        least = max(LEAST_CONFIDENCE, min(terms.least)) if terms else LEAST_CONFIDENCE
         for node, ids, probs in zip(
             self.beam, top.indices.tolist(), top.values.tolist(), strict=True
         ):
             reached = 1.0 if node < 0 else self.confidence[node]
             for token, prob in zip(ids, probs, strict=True):
-                if reached * prob >= LEAST_CONFIDENCE:
+                if reached * prob >= least:
                     self.tokens.append(token)
                     self.parents.append(node)
                     self.confidence.append(reached * prob)

@@ -14,7 +14,7 @@ class GenerationRequest:
 
     prompt: token ids; max_tokens: most tokens of the answer; stop: strings that end it and are not
     part of it; draft: the pool member that guesses, None for plain decoding; budget: most nodes
-    per proposal, 0 for plain decoding.
+    per proposal, 0 for plain decoding; adaptive: whether only those are verified that pay.
     """
 
     id: str
@@ -24,6 +24,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     draft: str | None = None
     budget: int = 0
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -31,10 +31,12 @@ LEAST_CONFIDENCE = 0.003
 NEGLIGIBLE = 0.005
 # Nodes that the neural member is asked about in one round; it reads 8 rows about as fast as 1.
 ROUND_NODES = 8
-# A round is worth its time where the walk ends at one of its nodes, for want of a right guess, this
-# often: it costs a tenth of the verify pass over a tree of SMALL nodes and less of a larger one's,
-# and the neural member has the right guess about every other time.
-ROUND_WORTH = 0.25
+# A round is about nodes where the walk may end for want of a right guess. The neural member has one
+# about every other time.
+NEURAL_SHARE = 0.5
+# What a round must bring where nobody says what time is worth, in tokens: it costs a tenth of the
+# verify pass over a tree of SMALL nodes and less of a larger one's.
+ROUND_WORTH = 0.125
 SMALL = 8
 
 TreePath = tuple[int, ...]
@@ -67,6 +69,8 @@ class GrowingTree:
         self._regime = regime
         self._children = children
         self._neural = neural
+        budget = request.budget
+        self._least = request.terms.least[:budget] if request.terms else (0.0,) * budget
         self._near: dict[TreePath, NgramLaw] = {}
         self._heard: dict[TreePath, SparseLaw] = {}
         self._guessed: dict[TreePath, list[Guess]] = {}
@@ -91,22 +95,31 @@ class GrowingTree:
                     if likely < LEAST_CONFIDENCE:
                         break
                     heapq.heappush(waiting, (-likely, next(order), (*path, guess.token), guess))
-            if not waiting or len(self._nodes) == self.request.budget:
+            size = len(self._nodes)
+            if not waiting or size == len(self._least) or -waiting[0][0] < self._least[size]:
                 return
             negative, _, path, guess = heapq.heappop(waiting)
             reached = -negative
             self._nodes[path] = Guess(guess.token, reached, guess.member)
 
-    def questions(self) -> list[TreePath]:
+    def questions(self, round_s: float) -> list[TreePath]:
         """Nodes to ask the neural member about next, () for the root; none where that would not
         pay. The best are those where the walk is likely to come and to find no child.
+
+        round_s: what asking takes, of which only requests with terms know the worth.
         """
         if not self._neural:
             return []
         worth = {path: self._reach(path) * self._uncovered(path) for path in self._unasked()}
         best = heapq.nlargest(ROUND_NODES, worth, key=worth.__getitem__)
-        enough = ROUND_WORTH * SMALL / max(SMALL, self.request.budget)
-        return best if sum(worth[path] for path in best) >= enough else []
+        brings = NEURAL_SHARE * sum(worth[path] for path in best)
+        return best if brings >= self._enough(round_s) else []
+
+    def _enough(self, round_s: float) -> float:
+        """Tokens that a round must bring."""
+        if self.request.terms is None:
+            return ROUND_WORTH * SMALL / max(SMALL, self.request.budget)
+        return self.request.terms.price * round_s
 
     def lose_neural(self) -> None:
         """The neural member cannot be asked about this sequence now."""

@@ -9,14 +9,17 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from time import perf_counter
 
 from torch import Tensor
 
 from workers.answer import Answer
+from workers.controller import Controller, Step
 from workers.draft import DraftClient, DraftSpec, Features
 from workers.draft_pool import Asking, DraftPool
 from workers.engine.pack import Pack, Segment, chain_parents
 from workers.engine.sampling import BadLogits
+from workers.pass_costs import measure_pass_costs
 from workers.request import GenerationRequest
 from workers.scheduler import Limits, LiveSequence, Scheduler, Sink, Turn
 from workers.speculation.acceptance import Verdict
@@ -75,6 +78,7 @@ class Verifier:
         self._on_verdict = on_verdict
         self._scheduler = Scheduler(target.pool, limits)
         self._numbers = count()
+        self._controller: Controller | None = None  # from the first request that wants one on
         self._steps = 0
         self._failures = 0  # in a row
         self._thread: threading.Thread | None = None
@@ -92,26 +96,61 @@ class Verifier:
         turns = self._scheduler.turns()
         if not turns:
             return False
-        proposals = self._drafts.propose([a for turn in turns if (a := self._asking(turn))])
+        began = perf_counter()
+        proposals = self._guess(turns)
+        guessed = perf_counter()
         pack = Pack(tuple(self._segment(turn, proposals) for turn in turns))
         output = self._target.forward(pack)
         logits, hidden = pack.split_rows(output.logits), pack.split_tokens(output.features)
+        said = {}
         for turn, rows, states in zip(turns, logits, hidden, strict=True):
-            proposal = proposals.get(turn.sequence.number, Proposal.empty())
+            number = turn.sequence.number
+            proposal = proposals.get(number, Proposal.empty())
             try:
-                self._settle(turn, proposal, rows, states)
+                said[number] = self._settle(turn, proposal, rows, states)
             except BadLogits as error:  # of this sequence; its neighbours have rows of their own
                 self._fail(turn.sequence, EngineError(str(error)))
         self._target.pool.end_step()
         self._steps += 1
+        if self._controller and any(turn.sequence.request.adaptive for turn in turns):
+            self._controller.learn(
+                Step(
+                    rows=pack.size,
+                    draft_s=guessed - began,
+                    rest_s=perf_counter() - guessed,
+                    said={number: tokens for number, tokens in said.items() if tokens},
+                    proposals=proposals,
+                    prefill=any(turn.stop - turn.start > 1 for turn in turns),
+                )
+            )
         return True
 
-    def _asking(self, turn: Turn) -> Asking | None:
-        """What to ask a draft for; the last token of an answer needs no guess."""
+    def _guess(self, turns: Sequence[Turn]) -> dict[int, Proposal]:
+        """Proposals by sequence; of those who leave it to the controller, what pays."""
+        decoding = sum(turn.decodes for turn in turns)
+        askings = [asking for turn in turns if (asking := self._asking(turn, decoding))]
+        found = self._drafts.propose(askings)
+        loose = {asking.sequence for asking in askings if asking.terms} & found.keys()
+        # A sampled proposal is verified as it was drawn.
+        loose = {sequence for sequence in loose if found[sequence].q is None}
+        if self._controller is None or not loose:
+            return found
+        rows = sum(turn.stop - turn.start for turn in turns)
+        rows += sum(len(own.tree) for sequence, own in found.items() if sequence not in loose)
+        return found | self._controller.cut({s: found[s] for s in loose}, decoding, rows)
+
+    def _asking(self, turn: Turn, decoding: int) -> Asking | None:
+        """What to ask a draft for in a step in which so many decode; the last token of an answer
+        needs no guess.
+        """
         sequence, depth = turn.sequence, turn.sequence.answer.room - 1
         if not turn.decodes or sequence.draft is None or depth < 1:
             return None
-        request = sequence.request
+        request, terms = sequence.request, None
+        if self._controller and request.adaptive:
+            if not self._controller.asks(sequence.number):
+                return None
+            terms = self._controller.terms(decoding)
         return Asking(
             sequence.number,
             sequence.draft,
@@ -120,6 +159,7 @@ class Verifier:
             depth,
             request.sampling.seed,
             request.sampling.temperature,
+            terms,
         )
 
     def _segment(self, turn: Turn, proposals: Mapping[int, Proposal]) -> Segment:
@@ -138,15 +178,15 @@ class Verifier:
             rows=tuple(range(last, size)) if turn.decodes else (),
         )
 
-    def _settle(self, turn: Turn, proposal: Proposal, rows: Tensor, states: Tensor) -> None:
-        """Verify, keep the accepted path's KV, and pass the new tokens on."""
+    def _settle(self, turn: Turn, proposal: Proposal, rows: Tensor, states: Tensor) -> int:
+        """Verify, keep the accepted path's KV, and pass the new tokens on; how many there are."""
         sequence, own = turn.sequence, range(turn.stop - turn.start)
         known = len(sequence.tokens)
         if not turn.decodes:
             self._keep(turn, own)
             # A copy: as a part of the pass's states they would be sent with all of them.
             self._tell_draft(turn, known, (), states.clone())
-            return
+            return 0
         verdict = verify(
             proposal, rows, sequence.request.sampling, sequence.history, position=known
         )
@@ -162,6 +202,7 @@ class Verifier:
         else:
             self._tell_draft(turn, known, delta.tokens, states[list(kept)])
         sequence.sink(delta)
+        return len(delta.tokens)
 
     def _keep(self, turn: Turn, kept: Sequence[int]) -> None:
         """Commit these slots of the turn's segment: they hold what the sequence says from there."""
@@ -187,9 +228,15 @@ class Verifier:
                 self._end(sequence)
         for sequence in self._scheduler.preempt():
             self._forget(sequence)
+        if self._controller is None and not self._scheduler.running and self._wanted():
+            self._controller = Controller(measure_pass_costs(self._target))
         for sequence in self._scheduler.admit():
             if sequence.draft:
                 self._drafts.commit(sequence.draft, sequence.number, 0, sequence.tokens)
+
+    def _wanted(self) -> bool:
+        """Whether somebody in line leaves it to the controller how much is guessed."""
+        return any(s.draft and s.request.adaptive for s in self._scheduler.waiting)
 
     def _end(self, sequence: LiveSequence) -> None:
         self._scheduler.leave(sequence)
@@ -198,12 +245,16 @@ class Verifier:
     def _forget(self, sequence: LiveSequence) -> None:
         if sequence.draft:
             self._drafts.forget(sequence.draft, sequence.number)
+        if self._controller:
+            self._controller.forget(sequence.number)
 
     # -- its thread ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Run the loop in a thread of its own until `stop`."""
+        """Run the loop in a thread of its own until `stop`, once it is known what passes cost."""
         assert self._thread is None, "the loop is already running"
+        if self._drafts.names():
+            self._controller = Controller(measure_pass_costs(self._target))
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="decode-loop", daemon=True)
         self._thread.start()

@@ -18,6 +18,7 @@ from bench.provenance import provenance
 from bench.reliability import Witness
 from bench.report import decode_report, peers_report
 from deployments.commands.options import (
+    add_budget_option,
     add_target_options,
     count,
     natural,
@@ -140,13 +141,7 @@ def _add_common(parser: argparse.ArgumentParser, *, arms: str) -> None:
         "file's domain, or code's where there is none; chain: that draft without branches; ngram, "
         "eagle: one of its members) or draft folders (default: %(default)s)",
     )
-    parser.add_argument(
-        "--budget",
-        type=natural,
-        default=8,
-        metavar="N",
-        help="nodes of the token tree per step (default: %(default)s)",
-    )
+    add_budget_option(parser)
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the numbers here")
     parser.add_argument(
         "--report", type=Path, metavar="OUT.md", help="write all of it in Markdown here"

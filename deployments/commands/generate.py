@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from deployments.commands.options import (
+    add_budget_option,
     add_target_options,
     count,
     natural,
@@ -15,6 +16,7 @@ from deployments.commands.options import (
 )
 from deployments.pool import PLAIN, find_draft, open_verifier
 from deployments.prompt_file import chat_ids
+from workers.budget import spending
 from workers.completion import Completion, run_requests
 from workers.engine.model_store import is_default
 from workers.engine.sampling import SamplingParams
@@ -35,13 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"ngram and eagle: parts of it), a draft's folder, or {PLAIN} for plain decoding "
         "(default: hybrid, or ngram with another target than the default one)",
     )
-    parser.add_argument(
-        "--budget",
-        type=natural,
-        default=8,
-        metavar="N",
-        help="nodes of the token tree per step; 0 decodes plainly (default: %(default)s)",
-    )
+    add_budget_option(parser)
     parser.add_argument(
         "--temperature",
         type=temperature,
@@ -96,13 +92,15 @@ def run(args: argparse.Namespace) -> int:
 def _request(args: argparse.Namespace, target: Target, draft: str | None) -> GenerationRequest:
     ids = chat_ids(target.tokenizer, args.prompt)
     seed = secrets.randbits(63) if args.seed is None else args.seed
+    budget, adaptive = spending(args.budget)
     return GenerationRequest(
         id="generate",
         prompt=ids,
         max_tokens=args.max_tokens,
         sampling=SamplingParams(seed=seed, temperature=args.temperature, top_p=args.top_p),
         draft=draft,
-        budget=args.budget,
+        budget=budget,
+        adaptive=adaptive,
     )
 
 

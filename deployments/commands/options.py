@@ -3,6 +3,7 @@
 import argparse
 from argparse import ArgumentTypeError
 
+from workers.budget import AUTO, Budget
 from workers.engine.model import DTYPES
 from workers.engine.model_store import DEFAULT_TARGET
 from workers.target import TargetSpec
@@ -35,6 +36,23 @@ def add_target_options(parser: argparse.ArgumentParser, *, dtype: str = "bfloat1
         metavar="N",
         help="CPU threads (default: all cores)",
     )
+
+
+def add_budget_option(parser: argparse.ArgumentParser) -> None:
+    """--budget."""
+    parser.add_argument(
+        "--budget",
+        type=budget,
+        default=AUTO,
+        metavar="N",
+        help="nodes of the token tree per step: a number, 0 to decode plainly, or auto for as many "
+        "as pay (default: %(default)s)",
+    )
+
+
+def budget(text: str) -> Budget:
+    """auto, or a value that must be 0 or more."""
+    return AUTO if text == AUTO else natural(text)
 
 
 def count(text: str) -> int:

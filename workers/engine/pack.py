@@ -67,6 +67,11 @@ class Pack:
 
     segments: tuple[Segment, ...]
 
+    @property
+    def size(self) -> int:
+        """Tokens of all segments."""
+        return sum(len(segment.tokens) for segment in self.segments)
+
     def tokens(self) -> list[int]:
         return [token for segment in self.segments for token in segment.tokens]
 

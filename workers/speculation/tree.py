@@ -145,6 +145,29 @@ class Proposal:
         """What a draft says that has nothing to guess."""
         return cls(TokenTree.empty(), ())
 
+    def likeliest(self, least: float) -> Proposal:
+        """Without the nodes of a lower confidence, and what is below them.
+
+        Not for one with `q`: what was drawn must not decide what is verified.
+        """
+        assert self.q is None, "a sampled proposal is verified as it was drawn"
+        kept: list[int] = []
+        place = {ROOT: ROOT}
+        for node, (parent, confidence) in enumerate(
+            zip(self.tree.parents, self.confidence, strict=True)
+        ):
+            if confidence >= least and parent in place:
+                place[node] = len(kept)
+                kept.append(node)
+        tokens, parents = self.tree.tokens, self.tree.parents
+        return Proposal(
+            TokenTree(
+                tuple(tokens[node] for node in kept), tuple(place[parents[node]] for node in kept)
+            ),
+            tuple(self.confidence[node] for node in kept),
+            members=tuple(self.members[node] for node in kept if self.members),
+        )
+
 
 def level_order(parents: Sequence[int]) -> tuple[int, ...]:
     """The old nodes in their new order: what brings parent-before-child nodes into level order.

@@ -216,7 +216,7 @@ async def test_the_router_chooses_from_the_last_question_and_what_was_before_it(
     )
     assert world.router.requests == [RouteRequest("Quickly", "Be brief.\nSort Sort \nHow?")]
     assert world.verifier.requests[0].draft == "code"
-    assert world.verifier.requests[0].budget == 8
+    assert (world.verifier.requests[0].budget, world.verifier.requests[0].adaptive) == (32, True)
 
 
 async def test_token_ids_are_routed_by_their_text(world: Any) -> None:
@@ -226,21 +226,23 @@ async def test_token_ids_are_routed_by_their_text(world: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "draft", "budget"),
+    ("wish", "draft", "budget", "adaptive"),
     [
-        ({"draft": "lm"}, "lm", 8),
-        ({"draft": "lm", "budget": 3}, "lm", 3),
-        ({"draft": "none"}, None, 0),
-        ({"draft": "none", "budget": 3}, None, 0),
-        ({"budget": 0}, None, 0),
+        ({"draft": "lm"}, "lm", 32, True),
+        ({"draft": "lm", "budget": None}, "lm", 32, True),
+        ({"draft": "lm", "budget": "auto"}, "lm", 32, True),
+        ({"draft": "lm", "budget": 3}, "lm", 3, False),
+        ({"draft": "none"}, None, 0, False),
+        ({"draft": "none", "budget": 3}, None, 0, False),
+        ({"budget": 0}, None, 0, False),
     ],
 )
 async def test_a_wish_is_not_routed(
-    world: Any, wish: dict[str, Any], draft: str | None, budget: int
+    world: Any, wish: dict[str, Any], draft: str | None, budget: int, adaptive: bool
 ) -> None:
     response = await world.chat(speculation=wish)
     (request,) = world.verifier.requests
-    assert (request.draft, request.budget) == (draft, budget)
+    assert (request.draft, request.budget, request.adaptive) == (draft, budget, adaptive)
     assert response.json()["speculation"]["draft"] == draft
     assert response.json()["speculation"]["reason"].startswith("requested")
     assert world.router.requests == world.router.outcomes == []

@@ -53,6 +53,8 @@ BAD_FIELDS = [
     ({"speculation": {"draft": "nobody"}}, "speculation.draft"),
     ({"speculation": {"budget": -1}}, "speculation.budget"),
     ({"speculation": {"budget": 33}}, "speculation.budget"),
+    ({"speculation": {"budget": "many"}}, "speculation.budget"),
+    ({"speculation": {"budget": 1.5}}, "speculation.budget"),
     ({"speculation": {"depth": 3}}, "speculation.depth"),
     ({"speculation": "code"}, "speculation"),
     ({"tools": []}, "tools"),

@@ -90,7 +90,7 @@ def expected(model: EagleModel, ngram: NgramMember | None) -> tuple[Proposal, in
         for path in asked:
             tree.hear(path, law(path))
         tree.grow()
-        asked, rounds = tree.questions(), rounds + 1
+        asked, rounds = tree.questions(0.0), rounds + 1
     return tree.proposal(), rounds
 
 

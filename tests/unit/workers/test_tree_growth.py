@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from workers import tree_growth
 from workers.calibration import UNCALIBRATED, Pool, Regime
-from workers.draft import DraftRequest, DraftUpdate
+from workers.draft import DraftRequest, DraftUpdate, Terms
 from workers.engine.vocabulary import Vocabulary
 from workers.ngram_member import NgramMember
 from workers.speculation.tree import Proposal, SparseLaw
@@ -17,6 +17,7 @@ from workers.training.ngram_table import ORDER, NgramTable
 from workers.tree_growth import (
     LEAST_CONFIDENCE,
     NEURAL,
+    NEURAL_SHARE,
     ROUND_NODES,
     ROUND_WORTH,
     SMALL,
@@ -42,6 +43,7 @@ class Setting:
     budget: int = 8
     depth: int = 4
     children: int = 6
+    terms: Terms | None = None
 
     def ngrams(self) -> NgramMember | None:
         if self.table is None:
@@ -54,7 +56,7 @@ class Setting:
         return member
 
     def tree(self, *, neural: bool = True) -> GrowingTree:
-        request = DraftRequest(0, len(self.tokens), self.budget, self.depth)
+        request = DraftRequest(0, len(self.tokens), self.budget, self.depth, terms=self.terms)
         tree = GrowingTree(
             request, self.ngrams(), self.regime, children=self.children, neural=neural
         )
@@ -180,14 +182,14 @@ def test_the_neural_member_is_asked_where_the_walk_is_likeliest_to_end(setting: 
         and setting.budget
     }
     best = sorted(worth.values(), reverse=True)[:ROUND_NODES]
-    asked = tree.questions()
-    enough = ROUND_WORTH * SMALL / max(SMALL, setting.budget)
+    asked = tree.questions(0.0)
+    enough = ROUND_WORTH / NEURAL_SHARE * SMALL / max(SMALL, setting.budget)
     if sum(best) < enough - 1e-9:
         assert asked == []
     elif sum(best) > enough + 1e-9:
         assert [worth[path] for path in asked] == pytest.approx(best)
         assert len(set(asked)) == len(asked)
-    assert setting.tree(neural=False).questions() == []
+    assert setting.tree(neural=False).questions(0.0) == []
 
 
 def missed(setting: Setting, path: TreePath) -> float:
@@ -282,29 +284,55 @@ def test_children_1_makes_chains() -> None:
 def test_a_round_of_questions_must_pay(
     monkeypatch: pytest.MonkeyPatch, law: dict[int, float], asked: list[TreePath]
 ) -> None:
-    monkeypatch.setattr(tree_growth, "ROUND_WORTH", 0.3 * 20 / SMALL)
+    monkeypatch.setattr(tree_growth, "ROUND_WORTH", NEURAL_SHARE * 0.3 * 20 / SMALL)
     tree = Setting(table=None, laws={(): law}, budget=20, children=99).tree()
     tree.grow()
-    assert tree.questions() == asked
+    assert tree.questions(0.0) == asked
+
+
+@pytest.mark.parametrize(
+    ("least", "size"),
+    [
+        ((0.0,) * 9, 5),
+        ((0.0,) * 2, 2),
+        ((0.09,) * 9, 3),
+        ((0.5, 0.0, 0.0), 0),
+        ((0.1, 0.0, 0.1, 0.08, 0.2), 4),  # the third one pays, but only with others behind it
+        ((), 0),
+    ],
+)
+def test_with_terms_a_tree_grows_as_far_as_that_pays(least: tuple[float, ...], size: int) -> None:
+    likely = {5: 0.3, 6: 0.2, 7: 0.1, 8: 0.08, 9: 0.05}
+    setting = Setting(table=None, laws={(): likely}, budget=8, terms=Terms(100.0, least))
+    assert setting.grown().tree.tokens == tuple(likely)[:size]
+
+
+def test_with_terms_a_round_must_bring_what_its_time_is_worth() -> None:
+    tree = Setting(table=None, terms=Terms(100.0, (0.0,) * 8)).tree()
+    tree.grow()
+    break_even = NEURAL_SHARE / 100.0
+    assert tree.questions(0.99 * break_even) == [()]
+    assert tree.questions(1.01 * break_even) == []
 
 
 def test_where_the_ngrams_are_sure_nobody_else_is_asked() -> None:
     certain = Regime(ngram=(Pool(bias=9.0),) * (ORDER + 1), both=PLAIN.both, neural=PLAIN.neural)
     tree = Setting(tokens=(1, 2, 1), regime=certain).tree()
     tree.grow()
-    assert tree.questions() == []
+    assert tree.questions(0.0) == []
     unsure = Setting(tokens=(1, 2, 3)).tree()
     unsure.grow()
-    assert unsure.questions() == [()]
+    assert unsure.questions(0.0) == [()]
     unsure.lose_neural()
-    assert unsure.questions() == []
+    assert unsure.questions(0.0) == []
 
 
 def test_answers_lead_to_questions_about_their_children() -> None:
     tree = Setting(table=None, laws={(): {5: 0.9}}, depth=3).tree()
     for path in ((5,), (5, 5), None):
         tree.grow()
-        assert tree.questions() == ([path] if path else []), "at the deepest level nothing is asked"
+        asked = tree.questions(0.0)
+        assert asked == ([path] if path else []), "at the deepest level nothing is asked"
         if path:
             tree.hear(path, SparseLaw((5,), (0.9,)))
     assert paths_of(tree.proposal()) == [(5,), (5, 5), (5, 5, 5)]

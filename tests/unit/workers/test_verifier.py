@@ -216,6 +216,7 @@ REQUESTS = st.builds(
     stop=st.lists(st.sampled_from(["a", "bc", "dd", "gef"]), max_size=2).map(tuple),
     draft=st.sampled_from(["guesser", "guesser", None]),
     budget=st.integers(0, 8),
+    adaptive=st.booleans(),
 )
 
 

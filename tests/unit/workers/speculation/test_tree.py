@@ -159,6 +159,33 @@ def test_a_proposal_knows_one_confidence_and_one_law_per_node() -> None:
         SparseLaw((1, 2), (1.0,))
 
 
+@given(nodes(), st.data())
+def test_the_likeliest_part_of_a_proposal_is_a_tree_with_the_same_paths(
+    given_nodes: tuple[list[int], list[int]], data: st.DataObject
+) -> None:
+    tree = TokenTree.from_nodes(*given_nodes)
+    confidence = tuple(data.draw(st.floats(0, 1)) for _ in tree.tokens)
+    members = tuple(f"member {node}" for node in range(len(tree)))
+    least = data.draw(st.floats(0, 1))
+    whole = Proposal(tree, confidence, members=members)
+    part = whole.likeliest(least)
+    expected = {
+        tuple(tree.tokens[step] for step in tree.path(node)): (confidence[node], members[node])
+        for node in range(len(tree))
+        if all(confidence[step] >= least for step in tree.path(node))
+    }
+    found = {
+        tuple(part.tree.tokens[step] for step in part.tree.path(node)): (
+            part.confidence[node],
+            part.members[node],
+        )
+        for node in range(len(part.tree))
+    }
+    assert found == expected
+    assert Proposal(tree, confidence).likeliest(least).members == ()
+    assert whole.likeliest(0.0) == whole
+
+
 def test_a_proposal_pickles_small_and_its_siblings_still_share_their_law() -> None:
     law = SparseLaw(tuple(range(64)), (1 / 64,) * 64)
     plain = Proposal(TREE, (0.5,) * 6)
