@@ -1,43 +1,208 @@
 """Attention, cut into items that threads take in turn. All sums are float32."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, types
-from numba.core import cgutils
+from numba import types
 from numba.np.numpy_support import carray
 
+from workers.engine.kernels.compiling import c_function, compiled
 from workers.engine.kernels.elements import (
     FLOAT32,
     INT64,
-    compiled,
     count_up,
     exp,
+    fetch,
     generated,
     narrow,
     pointer,
+    size_of,
     up_to,
     widen,
 )
+from workers.engine.kernels.terms import FLOATS, INTS, LANES, TERMS_OF, float_terms, spread
 
 # What `attention_worker` reads.
 WORK_FIELDS, ITEM_FIELDS, SEGMENT_FIELDS = 13, 4, 6
 
-# Queries in a vector's lanes, and the rows of the other matrix that a tile of a product has.
-LANES = 16
-_TILE = 8
+# Keys, and rows of a product, that are taken at once.
+_KEYS, _ROWS = 8, 4
+# Keys and values are fetched so many slots ahead of their use: a head's lie apart from each other,
+# which the CPU does not foresee.
+_AHEAD, _LINE_BYTES = 32, 64
 # Values widened at a time, to be in the nearest cache when they are used.
 _CHUNK = 64
+_WORD_BYTES, _VECTOR_BYTES = 4, 4 * LANES
 
 _FLOAT, _INT, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_VECTOR = ir.VectorType(_FLOAT, LANES)
+
+
+def _scores_of(vectors: int) -> Callable[..., Any]:
+    """Of the scores of _KEYS keys, `vectors` vectors of queries from those at `asked` and `scores`
+    on. All but `left` are addresses, or bytes from one row to the next.
+
+    keys: of the first slot's; slots: of the keys' int64, of which there are `left`, the last one
+    taken again and again; asked: queries as words of one float32 or two bfloat16, [words, lanes].
+    """
+
+    @generated
+    def scores(
+        _: Any,
+        keys: Any,
+        between: Any,
+        slots: Any,
+        left: Any,
+        words: Any,
+        asked: Any,
+        asked_row: Any,
+        scores: Any,
+        scores_row: Any,
+        scaling: Any,
+        like: Any,
+    ) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
+            _Scores(builder, values, like, vectors).emit()
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 9, types.float32, like), generate
+
+    return scores
+
+
+class _Scores:
+    """Code for what `_scores_of` says."""
+
+    def __init__(
+        self, builder: ir.IRBuilder, given: Sequence[ir.Value], element: Any, vectors: int
+    ) -> None:
+        self._builder = builder
+        self._keys, self._between, self._slots, self._left, self._words = given[:5]
+        self._asked, self._asked_row, self._scores, self._scores_row, self._scaling = given[5:10]
+        _, self._terms = TERMS_OF[element]
+        self._vectors = range(vectors)
+
+    def emit(self) -> None:
+        builder = self._builder
+        places = [self._place(key) for key in range(_KEYS)]
+        before = builder.block
+        step, after = (builder.append_basic_block(name) for name in ("step", "after"))
+        builder.branch(step)
+        builder.position_at_end(step)
+        k = builder.phi(_LONG)
+        sums = [[builder.phi(FLOATS) for _ in self._vectors] for _ in places]
+        ends = self._add_terms(k, places, sums)
+        following = builder.add(k, _LONG(1))
+        k.add_incoming(_LONG(0), before)
+        k.add_incoming(following, step)
+        nothing = ir.Constant(FLOATS, [0.0] * LANES)
+        for total, end in zip(chain(*sums), chain(*ends), strict=True):
+            total.add_incoming(nothing, before)
+            total.add_incoming(end, step)
+        builder.cbranch(builder.icmp_signed("<", following, self._words), step, after)
+        builder.position_at_end(after)
+        self._store(ends)
+
+    def _place(self, key: int) -> ir.Value:
+        """Where a key is."""
+        builder = self._builder
+        last = builder.sub(self._left, _LONG(1))
+        beyond = builder.icmp_signed("<", last, _LONG(key))
+        number = builder.select(beyond, last, _LONG(key))
+        slot = self._load(builder.add(self._slots, builder.mul(number, _LONG(8))), _LONG)
+        return builder.add(self._keys, builder.mul(slot, self._between))
+
+    def _add_terms(
+        self, k: ir.Value, places: list[ir.Value], sums: list[list[ir.Value]]
+    ) -> list[list[ir.Value]]:
+        builder = self._builder
+        start = builder.add(self._asked, builder.mul(k, self._asked_row))
+        step = builder.mul(k, _LONG(_WORD_BYTES))
+        asked = [
+            self._load(builder.add(start, _LONG(_VECTOR_BYTES * v)), INTS) for v in self._vectors
+        ]
+        ends = []
+        for place, own in zip(places, sums, strict=True):
+            word = spread(builder, self._load(builder.add(place, step), _INT))
+            ends.append([self._terms(builder, t, word, a) for t, a in zip(own, asked, strict=True)])
+        return ends
+
+    def _store(self, ends: list[list[ir.Value]]) -> None:
+        builder = self._builder
+        scaling = builder.bitcast(spread(builder, builder.bitcast(self._scaling, _INT)), FLOATS)
+        for key, own in enumerate(ends):
+            row = builder.add(self._scores, builder.mul(self._scores_row, _LONG(key)))
+            for v, total in enumerate(own):
+                place = builder.add(row, _LONG(_VECTOR_BYTES * v))
+                address = builder.inttoptr(place, FLOATS.as_pointer())
+                builder.store(builder.fmul(total, scaling), address, align=4)
+
+    def _load(self, place: ir.Value, kind: ir.Type) -> ir.Value:
+        return self._builder.load(self._builder.inttoptr(place, kind.as_pointer()), align=4)
+
+
+_scores_1, _scores_2 = _scores_of(1), _scores_of(2)
+
+
+@compiled()
+def _fetch_ahead(store: Any, head: Any, slots: Any, key: Any) -> None:
+    """What a head has at one of the slots, if there is such a one."""
+    if key < len(slots):
+        place = store.ctypes.data + slots[key] * store.strides[0] + head * store.strides[1]
+        for line in range(0, store.strides[1], _LINE_BYTES):
+            fetch(place + line)
+
+
+@compiled()
+def _score(
+    asked: Any, store: Any, head: Any, slots: Any, scaling: Any, scores: Any, like: Any
+) -> None:
+    """scores [keys, lanes] of queries asked [words, lanes, elements of a word] and the keys of a
+    head at some slots of store [pool, kv_heads, head_dim].
+    """
+    words, lanes = asked.shape[:2]
+    keys = store.ctypes.data + head * store.strides[1]
+    for key in range(0, len(slots), _KEYS):
+        for ahead in range(key + _AHEAD, key + _AHEAD + _KEYS):
+            _fetch_ahead(store, head, slots, ahead)
+        own = slots.ctypes.data + 8 * key
+        left = len(slots) - key
+        for lane in range(0, lanes - LANES, 2 * LANES):
+            _scores_2(
+                keys,
+                store.strides[0],
+                own,
+                left,
+                words,
+                asked.ctypes.data + _WORD_BYTES * lane,
+                asked.strides[0],
+                scores.ctypes.data + key * scores.strides[0] + _WORD_BYTES * lane,
+                scores.strides[0],
+                scaling,
+                like,
+            )
+        if lanes % (2 * LANES):
+            lane = lanes - LANES
+            _scores_1(
+                keys,
+                store.strides[0],
+                own,
+                left,
+                words,
+                asked.ctypes.data + _WORD_BYTES * lane,
+                asked.strides[0],
+                scores.ctypes.data + key * scores.strides[0] + _WORD_BYTES * lane,
+                scores.strides[0],
+                scaling,
+                like,
+            )
 
 
 def _product_of(vectors: int) -> Callable[..., Any]:
-    """Of c += a @ b the _TILE rows and `vectors` vectors of columns from `row` and `column` on,
+    """Of c += a @ b the _ROWS rows and `vectors` vectors of columns from `row` and `column` on,
     term by term, each sum in a register all the while. All are float32, the columns of b and c
     contiguous.
     """
@@ -51,7 +216,7 @@ def _product_of(vectors: int) -> Callable[..., Any]:
                 _Matrix(context, builder, kind, value)
                 for kind, value in zip((a, b, c), values[:3], strict=True)
             )
-            rows = [builder.add(values[3], _LONG(m)) for m in range(_TILE)]
+            rows = [builder.add(values[3], _LONG(m)) for m in range(_ROWS)]
             columns = [builder.add(values[4], _LONG(v * LANES)) for v in range(vectors)]
             _emit_product(builder, of_a, of_b, of_c, rows, columns)
             return context.get_dummy_value()
@@ -88,24 +253,20 @@ def _emit_product(
     columns: list[ir.Value],
 ) -> None:
     """Code for one tile of c, given by its rows and where its vectors of columns begin."""
-    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-    fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
-    nothing, zeros = ir.Constant(_VECTOR, ir.Undefined), ir.VectorType(_INT, LANES)([0] * LANES)
     before = builder.block
     step, after = (builder.append_basic_block(name) for name in ("step", "after"))
-    places = [c.place(row, column, _VECTOR) for row in rows for column in columns]
+    places = [c.place(row, column, FLOATS) for row in rows for column in columns]
     starts = [builder.load(place, align=4) for place in places]
     builder.branch(step)
     builder.position_at_end(step)
     k = builder.phi(_LONG)
-    sums = [builder.phi(_VECTOR) for _ in places]
-    own = [builder.load(b.place(k, column, _VECTOR), align=4) for column in columns]
+    sums = [builder.phi(FLOATS) for _ in places]
+    own = [builder.load(b.place(k, column, FLOATS), align=4) for column in columns]
     ends: list[ir.Value] = []
     for row in rows:
-        one = builder.insert_element(nothing, builder.load(a.place(row, k, _FLOAT)), _INT(0))
-        spread = builder.shuffle_vector(one, nothing, zeros)
+        one = spread(builder, builder.load(a.place(row, k, _INT)))
         for vector in own:
-            ends.append(builder.call(fma, [spread, vector, sums[len(ends)]]))
+            ends.append(float_terms(builder, sums[len(ends)], one, vector))
     following = builder.add(k, _LONG(1))
     k.add_incoming(_LONG(0), before)
     k.add_incoming(following, step)
@@ -118,24 +279,33 @@ def _emit_product(
         builder.store(end, place, align=4)
 
 
-_product_1, _product_2 = _product_of(1), _product_of(2)
+_product_1, _product_2, _product_4 = (_product_of(vectors) for vectors in (1, 2, 4))
 
 
 @compiled("contract")
 def _add_product(a: Any, b: Any, c: Any) -> None:
-    """c += a @ b, where a has a multiple of _TILE rows and b a multiple of LANES columns."""
+    """c += a @ b, where a has a multiple of _ROWS rows and b a multiple of LANES columns."""
     width = c.shape[1]
-    for row in range(0, len(c), _TILE):
-        for column in range(0, width - LANES, 2 * LANES):
-            _product_2(a, b, c, row, column)
-        if width % (2 * LANES):
-            _product_1(a, b, c, row, width - LANES)
+    for row in range(0, len(c), _ROWS):
+        column = 0
+        while column < width:
+            left = (width - column) // LANES
+            if left >= 4:
+                _product_4(a, b, c, row, column)
+                column += 4 * LANES
+            elif left >= 2:
+                _product_2(a, b, c, row, column)
+                column += 2 * LANES
+            else:
+                _product_1(a, b, c, row, column)
+                column += LANES
 
 
 @compiled("contract")
 def _gather(store: Any, slots: Any, head: Any, first: Any, size: Any, out: Any) -> None:
     """The slots first to first + size of a head of store [pool, kv_heads, head_dim], widened."""
     for key in range(size):
+        _fetch_ahead(store, head, slots, first + key + _AHEAD)
         own, to = store[slots[first + key], head], out[key]
         for i in range(len(own)):
             to[i] = widen(own[i])
@@ -170,6 +340,7 @@ def _attend(
     begin: Any,
     size: Any,
     out: Any,
+    like: Any,
 ) -> None:
     """Of one KV head, `size` queries from the one numbered `begin` on: query n is row n % rows of
     group n // rows. Scores stand keys below each other and queries side by side in lanes, padded
@@ -180,8 +351,9 @@ def _attend(
     groups = len(query) // kv_heads
     scaling = np.float32(1 / np.sqrt(head_dim))
     lanes, wide = up_to(size, LANES), up_to(head_dim, LANES)
-    asked = np.zeros((wide, lanes), np.float32)
-    scores = np.zeros((up_to(count, _TILE), lanes), np.float32)
+    in_word = _WORD_BYTES // size_of(like)
+    asked = np.zeros((head_dim // in_word, lanes, in_word), query.dtype)
+    scores = np.empty((up_to(count, _KEYS), lanes), np.float32)
     chunk = np.zeros((_CHUNK, wide), np.float32)
     sums = np.zeros((lanes, wide), np.float32)
     most, total = np.empty(lanes, np.float32), np.empty(lanes, np.float32)
@@ -189,12 +361,8 @@ def _attend(
         group, row = divmod(begin + lane, rows)
         own = query[head * groups + group, first + row]
         for i in range(head_dim):
-            asked[i, lane] = widen(own[i]) * scaling
-    for key in range(0, count, _CHUNK):
-        part = min(_CHUNK, count - key)
-        _gather(keys, slots, head, key, part, chunk)
-        padded = up_to(part, _TILE)
-        _add_product(chunk[:padded], asked, scores[key : key + padded])
+            asked[i // in_word, lane, i % in_word] = own[i]
+    _score(asked, keys, head, slots, scaling, scores, like)
     for key in range(fresh):
         own = scores[count - fresh + key]
         for lane in range(size):
@@ -203,7 +371,7 @@ def _attend(
     for key in range(0, count, _CHUNK):
         part = min(_CHUNK, count - key)
         _gather(values, slots, head, key, part, chunk)
-        used = up_to(size, _TILE)
+        used = up_to(size, _ROWS)
         _add_product(scores[key : key + part, :used].T, chunk, sums[:used])
     for lane in range(size):
         group, row = divmod(begin + lane, rows)
@@ -253,7 +421,7 @@ def attend_items(
         slots = carray(pointer(own[0], INT64), (there,))[:count]
         unseen = carray(pointer(own[1], FLOAT32), (fresh, own_rows))[: fresh - there + count]
         head = number % kv_heads
-        _attend(asked, own_keys, own_values, slots, unseen, first, head, begin, size, given)
+        _attend(asked, own_keys, own_values, slots, unseen, first, head, begin, size, given, like)
 
 
 @compiled()
@@ -286,5 +454,4 @@ def attention_worker(kind: Any) -> int:
     def attend(work: Any) -> None:
         _attend_work(carray(work, (WORK_FIELDS,), np.int64), like)
 
-    compiled: Any = cfunc(types.void(types.voidptr), cache=True)(attend)
-    return int(compiled.address)
+    return c_function(attend)

@@ -1,30 +1,24 @@
 """Elements, and what all kernels are made of.
 
-Of two dtypes a kernel is told by `like`, FLOAT32 or BFLOAT16, and compiled for each at its first
-call. numba knows bfloat16 as uint16 only.
+Of two dtypes a kernel is told by `like`, FLOAT32 or BFLOAT16, and compiled for each. numba knows
+bfloat16 as uint16 only.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
+
+from workers.engine.kernels.compiling import compiled
 
 FLOAT32, BFLOAT16, INT64 = np.float32(0), np.uint16(0), np.int64(0)
 
 _FLOAT, _INT, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def compiled(*freedoms: str) -> Callable[[_Function], _Function]:
-    """Compile at the first call, and keep the code on the disk. freedoms: what LLVM may do to float
-    operations, by its own names; NaN and infinity keep their sense in any case.
-    """
-    compiler: Any = njit(cache=True, fastmath=set(freedoms), error_model="numpy")
-    return cast(Callable[[_Function], _Function], compiler)
+_ADDRESS = ir.IntType(8).as_pointer()
 
 
 def generated(generator: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,6 +65,28 @@ def call(_: Any, address: types.Type) -> Any:
 
     def generate(context: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
         builder.call(builder.inttoptr(values[0], kind.as_pointer()), [])
+        return context.get_dummy_value()
+
+    return types.void(address), generate
+
+
+def emit_fetch(builder: ir.IRBuilder, place: ir.Value) -> None:
+    """Code that has the CPU bring what is at an address to the core's second cache, to be read.
+    Harmless where nothing is.
+    """
+    to_read, second_cache, data = _INT(0), _INT(2), _INT(1)
+    kind = ir.FunctionType(ir.VoidType(), [_ADDRESS, _INT, _INT, _INT])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    address = builder.inttoptr(place, _ADDRESS)
+    builder.call(function, [address, to_read, second_cache, data])
+
+
+@generated
+def fetch(_: Any, address: types.Type) -> Any:
+    """See `emit_fetch`."""
+
+    def generate(context: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
+        emit_fetch(builder, values[0])
         return context.get_dummy_value()
 
     return types.void(address), generate

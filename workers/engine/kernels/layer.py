@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numba.np.numpy_support import carray
 
+from workers.engine.kernels.compiling import compiled
 from workers.engine.kernels.elements import (
     INT64,
-    compiled,
     exp,
     narrow,
     pointer,

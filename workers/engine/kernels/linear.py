@@ -12,24 +12,25 @@ In int8 a row is given as unsigned bytes around 128 with a scale, a weight as si
 scale for each output: the sum of products is a whole number, and exact.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import repeat
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
-from numba import cfunc, config, types
-from numba.core import cgutils
+from llvmlite import ir
+from numba import types
 from numba.np.numpy_support import carray
 
+from workers.engine.kernels.compiling import c_function, compiled
 from workers.engine.kernels.elements import (
-    compiled,
     count_up,
+    emit_fetch,
     emit_narrow,
     generated,
     size_of,
 )
+from workers.engine.kernels.terms import FLOATS, INTS, TERMS_OF, spread
 from workers.engine.packed_weight import BLOCK
 
 # What tells kernels the kind of weights, beside FLOAT32 and BFLOAT16.
@@ -49,83 +50,10 @@ _STEP_BYTES = 64
 _AHEAD_BYTES = 4096
 
 _FLOAT, _INT, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_ADDRESS = ir.IntType(8).as_pointer()
-_FLOATS, _INTS = ir.VectorType(_FLOAT, BLOCK), ir.VectorType(_INT, BLOCK)
-_BYTES = ir.VectorType(ir.IntType(8), 4 * BLOCK)
-_ZEROS, _NOTHING = ir.Constant(_INTS, [0] * BLOCK), ir.Constant(_INTS, ir.Undefined)
-
-
-class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite does not know."""
-
-    null = "0.0"
-    intrinsic_name = "bf16"
-
-    def __str__(self) -> str:
-        return "bfloat"
-
-
-_BFloat._create_instance()
-_BFLOATS = ir.VectorType(_BFloat(), 2 * BLOCK)
 
 
 def _wide(rows: int) -> int:
     return 4 if rows <= _MOST_ROWS // 2 else 2
-
-
-# -- one vector of weights times one row's terms ---------------------------------------------------
-
-
-def _has(feature: str) -> bool:
-    """Whether numba compiles for a CPU with it: this one, unless its settings name another."""
-    wanted: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
-    if wanted is not None:
-        return f"+{feature}" in wanted.split(",")
-    return bool(binding.get_host_cpu_features().get(feature))
-
-
-def _dot(
-    builder: ir.IRBuilder, name: str, kind: ir.Type, total: ir.Value, *parts: ir.Value
-) -> ir.Value:
-    """An instruction of the CPU's own: total plus the products of two vectors of a kind."""
-    signature = ir.FunctionType(total.type, [total.type, kind, kind])
-    function = cgutils.get_or_insert_function(builder.module, signature, f"llvm.x86.{name}")
-    return builder.call(function, [total, *(builder.bitcast(part, kind) for part in parts)])
-
-
-def _float_terms(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
-    kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-    fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{BLOCK}f32")
-    floats = [builder.bitcast(part, _FLOATS) for part in (x, w)]
-    return builder.call(fma, [*floats, total])
-
-
-def _bfloat_terms(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
-    if _has("avx512bf16"):
-        return _dot(builder, "avx512bf16.dpbf16ps.512", _BFLOATS, total, x, w)
-    total = _float_terms(builder, total, *(builder.shl(part, _all(16)) for part in (x, w)))
-    return _float_terms(builder, total, *(builder.and_(part, _all(-65536)) for part in (x, w)))
-
-
-def _byte_terms(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
-    if _has("avx512vnni"):
-        return _dot(builder, "avx512.vpdpbusd.512", _BYTES, total, x, w)
-    for left in (24, 16, 8, 0):
-        up = [builder.shl(part, _all(left)) for part in (x, w)]
-        own = builder.mul(builder.lshr(up[0], _all(24)), builder.ashr(up[1], _all(24)))
-        total = builder.add(total, own)
-    return total
-
-
-def _all(value: int) -> ir.Value:
-    return ir.Constant(_INTS, [value] * BLOCK)
-
-
-_TERMS_OF: dict[types.Type, tuple[ir.Type, Callable[..., ir.Value]]] = {
-    types.float32: (_FLOATS, _float_terms),
-    types.uint16: (_FLOATS, _bfloat_terms),
-    types.int8: (_INTS, _byte_terms),
-}
 
 
 # -- a tile ----------------------------------------------------------------------------------------
@@ -143,7 +71,7 @@ class _Tile:
         self._builder = builder
         self._w, self._between, self._x, self._along, self._steps = given[:5]
         self._out, self._down, self._scales, self._excess, self._row_scales = given[5:]
-        self._kind, self._terms = _TERMS_OF[weights]
+        self._kind, self._terms = TERMS_OF[weights]
         self._element = element
 
     def emit(self, rows: int, blocks: int) -> None:
@@ -176,26 +104,26 @@ class _Tile:
         starts = (self._at(self._w, self._between, block) for block in range(len(sums[0])))
         places = [builder.add(start, step) for start in starts]
         for place in places:
-            self._fetch(builder.add(place, _LONG(_AHEAD_BYTES)))
-        weights = [self._load(place, _INTS, 64) for place in places]
+            emit_fetch(builder, builder.add(place, _LONG(_AHEAD_BYTES)))
+        weights = [self._load(place, INTS, 64) for place in places]
         step, ends = builder.mul(k, _LONG(4)), []
         for row, own in enumerate(sums):
             start = self._at(self._x, self._along, row)
             one = self._load(builder.add(start, step), _INT, 4)
-            x = self._spread(one)
+            x = spread(builder, one)
             ends.append([self._terms(builder, *both) for both in zip(own, repeat(x), weights)])
         return ends
 
     def _store(self, row: int, block: int, total: ir.Value) -> None:
         """A vector of sums as elements."""
         builder = self._builder
-        if self._kind is _INTS:
-            excess = self._load(self._at(self._excess, _LONG(64), block), _INTS, 4)
-            scale = self._load(self._at(self._scales, _LONG(64), block), _FLOATS, 4)
+        if self._kind is INTS:
+            excess = self._load(self._at(self._excess, _LONG(64), block), INTS, 4)
+            scale = self._load(self._at(self._scales, _LONG(64), block), FLOATS, 4)
             row_scale = self._load(self._at(self._row_scales, _LONG(4), row), _INT, 4)
-            total = builder.sitofp(builder.sub(total, excess), _FLOATS)
+            total = builder.sitofp(builder.sub(total, excess), FLOATS)
             total = builder.fmul(total, scale)
-            total = builder.fmul(total, builder.bitcast(self._spread(row_scale), _FLOATS))
+            total = builder.fmul(total, builder.bitcast(spread(builder, row_scale), FLOATS))
         if self._element is types.uint16:
             total = emit_narrow(builder, total)
         size = BLOCK * (2 if self._element is types.uint16 else 4)
@@ -207,19 +135,6 @@ class _Tile:
 
     def _load(self, place: ir.Value, kind: ir.Type, align: int) -> ir.Value:
         return self._builder.load(self._builder.inttoptr(place, kind.as_pointer()), align=align)
-
-    def _fetch(self, place: ir.Value) -> None:
-        """To a core's second cache, to be read; harmless where nothing is."""
-        to_read, second_cache, data = _INT(0), _INT(2), _INT(1)
-        kind = ir.FunctionType(ir.VoidType(), [_ADDRESS, _INT, _INT, _INT])
-        fetch = cgutils.get_or_insert_function(self._builder.module, kind, "llvm.prefetch.p0")
-        address = self._builder.inttoptr(place, _ADDRESS)
-        self._builder.call(fetch, [address, to_read, second_cache, data])
-
-    def _spread(self, value: ir.Value) -> ir.Value:
-        """An int32 in all lanes."""
-        first = self._builder.insert_element(_NOTHING, value, _INT(0))
-        return self._builder.shuffle_vector(first, _NOTHING, _ZEROS)
 
 
 @generated
@@ -375,5 +290,4 @@ def linear_worker(kind: Any) -> int:
     def run(work: Any) -> None:
         _multiply_work(carray(work, (WORK_FIELDS,), np.int64), like)
 
-    compiled: Any = cfunc(types.void(types.voidptr), cache=True)(run)
-    return int(compiled.address)
+    return c_function(run)

@@ -8,15 +8,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cfunc, types
 from numba.np.numpy_support import carray
 
 from workers.engine.kernels.attention import attend_items
+from workers.engine.kernels.compiling import c_function, compiled
 from workers.engine.kernels.elements import (
     FLOAT32,
     INT64,
     call,
-    compiled,
     count_up,
     narrow,
     pointer,
@@ -319,5 +318,4 @@ def llama_pass(weights: Any, kind: Any) -> int:
     def run(work: Any) -> None:
         _pass(carray(work, (PASS_FIELDS,), np.int64), weight, like)
 
-    compiled: Any = cfunc(types.void(types.voidptr), cache=True)(run)
-    return int(compiled.address)
+    return c_function(run)

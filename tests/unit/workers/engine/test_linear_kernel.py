@@ -119,7 +119,7 @@ def test_what_does_not_fill_a_block_is_filled_up(packing: Callable[[Tensor], Pac
 
 _ON_ANOTHER_CPU = """
 from tests.unit.workers.engine import test_linear_kernel as own
-from workers.engine.kernels.linear import _has
+from workers.engine.kernels.terms import _has
 for dtype in own.DTYPES:
     own.test_it_is_the_product(dtype, blocks=3, rows=9)
     own.test_bytes_sum_up_exactly(dtype, rows=9)
