@@ -26,8 +26,9 @@ _NEWEST = 0.05
 # of former steps are forgotten.
 _IN_ADVANCE, _FORGOTTEN = 2.0, 0.02
 # Steps that a sequence is watched before it is left alone, and those that it is left alone then,
-# twice as many each time, and tried again.
-_WATCHED, _FIRST_PAUSE, _LONGEST_PAUSE = 16, 8, 64
+# twice as many each time, and tried again. To ask in vain costs little, not to ask may cost much,
+# as texts change: what brings nearly what it costs is asked on.
+_WATCHED, _FIRST_PAUSE, _LONGEST_PAUSE, _NEARLY = 24, 4, 32, 0.75
 
 
 class _Habit:
@@ -62,7 +63,7 @@ class _Habit:
         self._watched += 1
         if self._watched < _WATCHED:
             return
-        if self.trust * self._brings > self._costs:
+        if self.trust * self._brings > _NEARLY * self._costs:
             self._pause = _FIRST_PAUSE
             return
         self._resting, self._pause = self._pause + 1, min(2 * self._pause, _LONGEST_PAUSE)
@@ -115,7 +116,7 @@ class Controller:
         price = self.price(sequences)
         others = sequences + (sequences - 1) * self._width
         dues = [price * self._costs.at(others + nodes) for nodes in range(WIDEST + 1)]
-        return Terms(price, tuple(_least_slope(dues[nodes:]) for nodes in range(WIDEST)))
+        return Terms(price, _least_slopes(dues))
 
     def cut(
         self, proposals: Mapping[int, Proposal], sequences: int, rows: int
@@ -160,6 +161,20 @@ class Controller:
             self._habits[sequence].note(sum(own.confidence), step.said[sequence] - 1, dues)
 
 
-def _least_slope(dues: Sequence[float]) -> float:
-    """From the first to any other, but not below 0."""
-    return max(0.0, min((due - dues[0]) / more for more, due in enumerate(dues[1:], start=1)))
+def _least_slopes(dues: Sequence[float]) -> tuple[float, ...]:
+    """From each but the last to whichever behind it is the flattest way, and not below 0.
+
+    That leads along the lower convex hull of what is behind, which grows from the end.
+    """
+    found: list[float] = []
+    hull = [len(dues) - 1]  # from the right
+
+    def slope(start: int, stop: int) -> float:
+        return (dues[stop] - dues[start]) / (stop - start)
+
+    for start in range(len(dues) - 2, -1, -1):
+        while len(hull) > 1 and slope(start, hull[-1]) >= slope(start, hull[-2]):
+            hull.pop()
+        found.append(max(0.0, slope(start, hull[-1])))
+        hull.append(start)
+    return tuple(reversed(found))

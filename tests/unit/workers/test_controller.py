@@ -77,6 +77,19 @@ def test_no_draft_leaves_out_what_would_be_verified(
     assert grown >= len(verified.tree) or likely[grown] == pytest.approx(least[grown])  # rounding
 
 
+@given(COSTS)
+def test_a_node_must_pay_alone_or_with_some_behind_it(costs: dict[int, float]) -> None:
+    controller, curve = Controller(PassCosts(costs)), PassCosts(costs)
+    price, least = controller.price(1), controller.terms(1).least
+    assert len(least) == WIDEST
+    for nodes, own in enumerate(least):
+        ways = [
+            price * (curve.at(1 + more) - curve.at(1 + nodes)) / (more - nodes)
+            for more in range(nodes + 1, WIDEST + 1)
+        ]
+        assert own == pytest.approx(min(ways))
+
+
 def test_the_price_of_time_is_what_steps_bring() -> None:
     controller = Controller(PassCosts(FLAT_THEN_STEEP))
     assert controller.price(1) == pytest.approx(1 / 8e-3), "as plain decoding, to begin with"
@@ -118,7 +131,7 @@ def test_who_guesses_in_vain_is_left_alone_and_tried_again_ever_less_often() -> 
     asked = asked_in(controller, 400, said=1, own=chain(0.02))
     assert asked.index(False) == _WATCHED
     pauses = [len(run) for run in "".join(".x"[own] for own in asked).split("x") if run]
-    assert pauses[:4] == [8, 16, 32, 64]
+    assert pauses[:4] == [4, 8, 16, 32]
     assert max(pauses) == _LONGEST_PAUSE
 
 
