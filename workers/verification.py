@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from workers.engine.drawing import draw
 from workers.engine.sampling import (
     BadLogits,
     Law,
@@ -61,10 +62,7 @@ def _choose_at(
     position: int,
 ) -> int:
     path = _tokens_down_to(tree, node)
-    p = law(logits[node + 1], params, history, path)
-    if len(p.ids) == 1:
-        return int(p.ids[0])
-    return int(p.ids[choose(p.probs, noise(params.seed, position + len(path), p.ids))])
+    return draw(logits[node + 1], params, history, path, position)
 
 
 def _verify_ratio(
@@ -87,14 +85,14 @@ def _verify_ratio(
         probs = torch.tensor(drawn_from.probs, dtype=torch.float64, device=logits.device)
         return Law(ids, probs / probs.sum()).dense(vocabulary)
 
-    def draw(left: Tensor, depth: int) -> int:
+    def draw_at(left: Tensor, depth: int) -> int:
         everything = torch.arange(vocabulary, device=left.device)
         return choose(left, noise(params.seed, position + depth, everything))
 
     def uniform_at(depth: int, count: int) -> list[float]:
         return uniform(params.seed, position + depth, count, RATIO)
 
-    return ratio_walk(tree, p_at, q_at, uniform_at, draw)
+    return ratio_walk(tree, p_at, q_at, uniform_at, draw_at)
 
 
 def _tokens_down_to(tree: TokenTree, node: int) -> tuple[int, ...]:

@@ -71,6 +71,11 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def truncated(self) -> bool:
+        """Whether some tokens of the law are cut off."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def penalised(self) -> bool:
         return (
             self.presence_penalty != 0
@@ -127,7 +132,7 @@ def law(
 
     logits: [vocabulary], any float dtype; left unchanged. Raises BadLogits.
     """
-    scores = _adjusted(logits.float(), params, history, path)
+    scores = adjusted(logits.float(), params, history, path)
     highest, best = scores.max(0)
     if not highest.isfinite():
         raise BadLogits
@@ -148,13 +153,14 @@ def greedy_tokens(logits: Tensor) -> list[int | None]:
     ]
 
 
-def _adjusted(
+def adjusted(
     scores: Tensor, params: SamplingParams, history: TokenHistory, path: Iterable[int]
 ) -> Tensor:
-    """Penalties and bias, on a copy where there are any."""
+    """scores [vocabulary] with penalties and bias, a float32 copy where there are any."""
     if params.penalised:
-        scores = _penalised(scores.clone(), params, *history.with_path(path))
+        scores = _penalised(scores.float().clone(), params, *history.with_path(path))
     if params.logit_bias:
+        scores = scores.float()
         ids, values = zip(*params.logit_bias, strict=True)
         bias = torch.tensor(values, dtype=scores.dtype, device=scores.device)
         scores = scores.index_add(0, torch.tensor(ids, device=scores.device), bias)

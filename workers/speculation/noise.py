@@ -25,13 +25,13 @@ RATIO = 1
 """Stream of the uniforms that decide the ratio test."""
 
 _WORD = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # (shift, multiplier)
+GOLDEN = 0x9E3779B97F4A7C15
+MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # (shift, multiplier)
 
 _MANTISSA = 2**52 - 1
 _ONE = 0x3FF0000000000000  # the bits of 1.0
 _SQRT_HALF = 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
-_LOG_TERMS = 8  # of the series below: its rest is under 3e-14 of the value
+LOG_TERMS = 8  # of the series below: its rest is under 3e-14 of the value
 
 
 def noise(seed: int, position: int, ids: Tensor | int, stream: int = TARGET) -> Tensor:
@@ -40,37 +40,37 @@ def noise(seed: int, position: int, ids: Tensor | int, stream: int = TARGET) -> 
     An int stands for all ids below it. Taking argmax(p / E) is the Gumbel-max trick: it draws from
     p, and whoever knows the seed can guess with the same E.
     """
-    steps = _steps_below(ids) if isinstance(ids, int) else ids.add(1).mul_(_signed(_GOLDEN))
-    return _negative_log(_to_unit(_mix_(steps + _signed(_key(seed, position, stream)))))
+    steps = _steps_below(ids) if isinstance(ids, int) else ids.add(1).mul_(_signed(GOLDEN))
+    return _negative_log(_to_unit(_mix_(steps + _signed(key_of(seed, position, stream)))))
 
 
 def uniform(seed: int, position: int, count: int, stream: int) -> list[float]:
     """`count` uniforms strictly between 0 and 1; number k is the one behind `noise` for id k."""
-    key = _key(seed, position, stream)
-    words = (_mix(key + (number + 1) * _GOLDEN) for number in range(count))
+    key = key_of(seed, position, stream)
+    words = (_mix(key + (number + 1) * GOLDEN) for number in range(count))
     return [((word >> 12) + 0.5) * 2.0**-52 for word in words]
 
 
-def _key(seed: int, position: int, stream: int) -> int:
+def key_of(seed: int, position: int, stream: int = TARGET) -> int:
     """The generator state for one position of one stream: 64 bits."""
     key = 0
     for word in (seed, position, stream):
         assert 0 <= word <= _WORD, f"{word} in {seed, position, stream} is not in [0, 2**64)"
-        key = _mix((key ^ word) + _GOLDEN)
+        key = _mix((key ^ word) + GOLDEN)
     return key
 
 
 def _mix(word: int) -> int:
     """SplitMix64's finaliser on a Python int (taken modulo 2**64)."""
     word &= _WORD
-    for shift, multiplier in _MIX:
+    for shift, multiplier in MIX:
         word = ((word ^ (word >> shift)) * multiplier) & _WORD
     return word
 
 
 def _mix_(words: Tensor) -> Tensor:
     """The same in place, int64 [K]; torch shifts signs in, so they are masked out."""
-    for shift, multiplier in _MIX:
+    for shift, multiplier in MIX:
         words.bitwise_xor_((words >> shift).bitwise_and_(_WORD >> shift))
         if multiplier != 1:
             words.mul_(_signed(multiplier))
@@ -80,7 +80,7 @@ def _mix_(words: Tensor) -> Tensor:
 @lru_cache(maxsize=8)
 def _steps_below(count: int) -> Tensor:
     """How far each of `count` outputs is from the state, int64 [count]; never written to."""
-    return torch.arange(1, count + 1).mul_(_signed(_GOLDEN))
+    return torch.arange(1, count + 1).mul_(_signed(GOLDEN))
 
 
 def _to_unit(words: Tensor) -> Tensor:
@@ -100,8 +100,8 @@ def _negative_log(u: Tensor) -> Tensor:
     m = bits.bitwise_and_(_MANTISSA).add_(_SQRT_HALF).view(torch.float64)
     s = (1.0 - m).div_(m.add_(1.0))
     square = s * s
-    series = torch.full_like(s, 2.0 / (2 * _LOG_TERMS - 1))
-    for n in reversed(range(_LOG_TERMS - 1)):
+    series = torch.full_like(s, 2.0 / (2 * LOG_TERMS - 1))
+    for n in reversed(range(LOG_TERMS - 1)):
         series.mul_(square).add_(2.0 / (2 * n + 1))
     return series.mul_(s).sub_(k.mul_(math.log(2.0)))
 

@@ -219,9 +219,9 @@ def test_noise_has_the_moments_of_an_exponential() -> None:
 @pytest.mark.parametrize("word", ["seed", "position", "stream"])
 def test_every_bit_of_every_word_changes_half_of_the_output(word: str) -> None:
     words = {"seed": 0x0123456789ABCDEF, "position": 77, "stream": 1}
-    base = module._key(**words)
+    base = module.key_of(**words)
     flips = [
-        (module._key(**{**words, word: words[word] ^ (1 << bit)}) ^ base).bit_count()
+        (module.key_of(**{**words, word: words[word] ^ (1 << bit)}) ^ base).bit_count()
         for bit in range(64)
     ]
     assert min(flips) > 12

@@ -1,0 +1,108 @@
+"""One token drawn from one row of logits: what `law`, `noise` and `choose` do together in torch,
+where nothing of the law is cut off.
+
+There that is some forty operations over the whole vocabulary. Here hardly any noise is computed:
+once the likeliest tokens have raced, another one must be luckier than a bound to win, and the bits
+of its noise tell that before their logarithm is taken.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba.np.numpy_support import carray
+
+from workers.engine.kernels.compiling import compiled
+from workers.engine.kernels.elements import pointer, widen
+from workers.speculation.noise import GOLDEN, LOG_TERMS, MIX
+
+# Scores so far below the best, in units of the temperature, race first.
+_NEAR = 6.0
+# Tokens that are looked at together.
+_BLOCK = 64
+# More than what a bound may err by.
+_ROUNDING = 1e-9
+
+_LN_2, _SQRT_HALF = math.log(2.0), math.sqrt(0.5)
+_GOLDEN = np.uint64(GOLDEN)
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = (np.uint64(shift) for shift, _ in MIX)
+_FACTOR_1, _FACTOR_2, _ = (np.uint64(factor) for _, factor in MIX)
+_UNUSED = np.uint64(12)
+
+
+@compiled()
+def _bits(key: Any, token: Any) -> Any:
+    """The 52 random bits of a token, as `noise` has them."""
+    word = key + np.uint64(token + 1) * _GOLDEN
+    word = (word ^ (word >> _SHIFT_1)) * _FACTOR_1
+    word = (word ^ (word >> _SHIFT_2)) * _FACTOR_2
+    return (word ^ (word >> _SHIFT_3)) >> _UNUSED
+
+
+@compiled()
+def _exponential(bits: Any) -> Any:
+    """The same bits as an exponential variate, operation by operation as `noise` makes it."""
+    m, k = math.frexp((float(np.int64(bits)) + 0.5) * 2.0**-52)
+    if m < _SQRT_HALF:
+        m, k = 2.0 * m, k - 1
+    s = (1.0 - m) / (m + 1.0)
+    square = s * s
+    series = 2.0 / (2 * LOG_TERMS - 1)
+    for n in range(LOG_TERMS - 2, -1, -1):
+        series = series * square + 2.0 / (2 * n + 1)
+    return series * s - k * _LN_2
+
+
+@compiled()
+def _highest(row: Any) -> Any:
+    """NaN if any score is."""
+    most, spoilt = widen(row[0]), False
+    for token in range(len(row)):
+        score = widen(row[token])
+        spoilt |= score != score
+        most = score if score > most else most
+    return np.float32(np.nan) if spoilt else most
+
+
+@compiled()
+def _luckiest(key: Any, first: Any, last: Any) -> Any:
+    """The most that the bits of some tokens are."""
+    most = np.uint64(0)
+    for token in range(first, last):
+        own = _bits(key, token)
+        most = own if own > most else most
+    return most
+
+
+@compiled()
+def draw(logits: int, size: int, temperature: float, key: Any, like: Any) -> int:
+    """The token that wins; -1 where the scores are no numbers.
+
+    logits: address of `size` elements; key: of the noise, as uint64.
+    """
+    row = carray(pointer(logits, like), (size,))
+    highest = np.float64(_highest(row))
+    if not np.isfinite(highest):
+        return -1
+    near = highest - _NEAR * temperature
+    winner, best = -1, 0.0
+    for token in range(size):
+        score = np.float64(widen(row[token]))
+        if score >= near:
+            reached = math.exp((score - highest) / temperature) / _exponential(_bits(key, token))
+            if reached > best:
+                winner, best = token, reached
+    # Of the others none has more weight than exp(-_NEAR), and to win less noise than this.
+    luck = math.exp(-math.exp(-_NEAR) / best) - _ROUNDING
+    bound = np.uint64(luck * 2.0**52)
+    for first in range(0, size, _BLOCK):
+        last = min(first + _BLOCK, size)
+        if _luckiest(key, first, last) < bound:
+            continue
+        for token in range(first, last):
+            own, score = _bits(key, token), np.float64(widen(row[token]))
+            if own >= bound and score < near:
+                reached = math.exp((score - highest) / temperature) / _exponential(own)
+                if reached > best or (reached == best and token < winner):
+                    winner, best = token, reached
+    return winner
