@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workers.engine.drawing import draw
+from workers.engine.drawing import can_draw, draw
 from workers.engine.sampling import (
     BadLogits,
     Law,
@@ -38,7 +38,8 @@ def verify(
     """
     if proposal.q is not None:
         return _verify_ratio(proposal.tree, proposal.q, logits, params, history, position)
-    if params.greedy and not params.penalised and not params.logit_bias:
+    plain = params.greedy and not params.penalised and not params.logit_bias
+    if plain and not can_draw(logits, params):
         best = greedy_tokens(logits)  # one operation for all rows beats one per visited node
         return walk(proposal.tree, lambda node: _finite(best[node + 1]))
     return walk(

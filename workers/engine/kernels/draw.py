@@ -1,7 +1,7 @@
-"""One token drawn from one row of logits: what `law`, `noise` and `choose` do together in torch,
-where nothing of the law is cut off.
+"""One token chosen from one row of logits: the best, or one drawn as `law`, `noise` and `choose` do
+it together in torch, where nothing of the law is cut off.
 
-There that is some forty operations over the whole vocabulary. Here hardly any noise is computed:
+Drawing is there some forty operations over the whole vocabulary. Here hardly any noise is computed:
 once the likeliest tokens have raced, another one must be luckier than a bound to win, and the bits
 of its noise tell that before their logarithm is taken.
 """
@@ -65,6 +65,21 @@ def _highest(row: Any) -> Any:
 
 
 @compiled()
+def best(logits: int, size: int, like: Any) -> int:
+    """The first token with the highest of `size` scores at an address; -1 where they are no
+    numbers.
+    """
+    row = carray(pointer(logits, like), (size,))
+    highest = _highest(row)
+    if not np.isfinite(highest):
+        return -1
+    token = 0
+    while widen(row[token]) != highest:
+        token += 1
+    return token
+
+
+@compiled()
 def _luckiest(key: Any, first: Any, last: Any) -> Any:
     """The most that the bits of some tokens are."""
     most = np.uint64(0)
@@ -85,15 +100,15 @@ def draw(logits: int, size: int, temperature: float, key: Any, like: Any) -> int
     if not np.isfinite(highest):
         return -1
     near = highest - _NEAR * temperature
-    winner, best = -1, 0.0
+    winner, most = -1, 0.0
     for token in range(size):
         score = np.float64(widen(row[token]))
         if score >= near:
             reached = math.exp((score - highest) / temperature) / _exponential(_bits(key, token))
-            if reached > best:
-                winner, best = token, reached
+            if reached > most:
+                winner, most = token, reached
     # Of the others none has more weight than exp(-_NEAR), and to win less noise than this.
-    luck = math.exp(-math.exp(-_NEAR) / best) - _ROUNDING
+    luck = math.exp(-math.exp(-_NEAR) / most) - _ROUNDING
     bound = np.uint64(luck * 2.0**52)
     for first in range(0, size, _BLOCK):
         last = min(first + _BLOCK, size)
@@ -103,6 +118,6 @@ def draw(logits: int, size: int, temperature: float, key: Any, like: Any) -> int
             own, score = _bits(key, token), np.float64(widen(row[token]))
             if own >= bound and score < near:
                 reached = math.exp((score - highest) / temperature) / _exponential(own)
-                if reached > best or (reached == best and token < winner):
-                    winner, best = token, reached
+                if reached > most or (reached == most and token < winner):
+                    winner, most = token, reached
     return winner

@@ -44,14 +44,14 @@ def test_it_draws_what_torch_draws(dtype: torch.dtype, spread: float, size: int)
     generator = torch.Generator().manual_seed(size)
     for seed in range(4):
         logits = (spread * torch.randn(size, generator=generator)).to(dtype)
-        for temperature in (1e-3, 0.3, 0.8, 1.0, 2.0, 50.0):
+        for temperature in (0.0, 1e-3, 0.3, 0.8, 1.0, 2.0, 50.0):
             params = SamplingParams(seed=seed, temperature=temperature)
             assert draw(logits, params, HISTORY, (), 7 + seed) == by_torch(logits, params, 7 + seed)
 
 
 @given(
     st.lists(st.floats(-1e4, 1e4, width=32) | st.just(-math.inf), min_size=1, max_size=150),
-    st.floats(1e-3, 100),
+    st.just(0.0) | st.floats(1e-3, 100),
     st.integers(0, 2**64 - 1),
 )
 @settings(max_examples=300)
@@ -98,5 +98,6 @@ def test_penalties_and_bias_come_first(dtype: torch.dtype) -> None:
 def test_what_is_no_number_is_refused(dtype: torch.dtype, bad: float, place: int) -> None:
     logits = torch.zeros(100, dtype=dtype)
     logits[place] = bad
-    with pytest.raises(BadLogits):
-        draw(logits, SamplingParams(seed=1), HISTORY, (), 0)
+    for temperature in (0.0, 1.0):
+        with pytest.raises(BadLogits):
+            draw(logits, SamplingParams(seed=1, temperature=temperature), HISTORY, (), 0)
