@@ -195,6 +195,7 @@ class Replay:
         for _ in gone:
             self.ledger.cancelled += 1
             self._on_end()
+        assert turns or not self._everybody(), "somebody always moves"
         if turns:
             held, stored = self._used()
             own = sum(turn.stop - turn.start for turn in turns)
