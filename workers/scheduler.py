@@ -7,10 +7,10 @@ goes on, so there is always somebody who does.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from cache.kv_pool import KVPool
 from workers.answer import Answer
 from workers.engine.sampling import TokenHistory
 from workers.request import Delta, GenerationRequest
@@ -87,10 +87,31 @@ class Turn:
         return self.stop == len(self.sequence.tokens)
 
 
+class Pages(Protocol):
+    """What a scheduler asks of a pool; `cache.kv_pool.KVPool` says what each means."""
+
+    @property
+    def pages(self) -> int: ...
+
+    @property
+    def page_size(self) -> int: ...
+
+    @property
+    def pages_free(self) -> int: ...
+
+    def open(self, sequence: int, tokens: Sequence[int] = ()) -> int: ...
+
+    def close(self, sequence: int) -> None: ...
+
+    def committed(self, sequence: int) -> int: ...
+
+    def pages_missing(self, sequence: int, slots: int) -> int: ...
+
+
 class Scheduler:
     """First come, first served."""
 
-    def __init__(self, pool: KVPool, limits: Limits) -> None:
+    def __init__(self, pool: Pages, limits: Limits) -> None:
         self._pool = pool
         self._limits = limits
         self.waiting: deque[LiveSequence] = deque()

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -71,6 +71,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "numbers with command, revision and machine. Times include prefill.",
         )
     )
+    _add_kv(
+        kinds.add_parser(
+            "kv",
+            help="how much of the KV memory is wasted, beside two other ways to keep it",
+            description="Replay arrivals (many lengths, shared beginnings, clients that leave, "
+            "trees of guesses) through our KV pool and scheduler, through plain paging without "
+            "shared pages, and through room for the longest answer in one piece, each with the "
+            "same memory and without a model. Prints waste (the share of held slots without a "
+            "committed token), requests running and ended, prompt tokens that were there already, "
+            "and the time that the books take. OUT holds the same numbers, their course over time, "
+            "command, revision and machine.",
+        )
+    )
 
 
 def _add_decode(parser: argparse.ArgumentParser) -> None:
@@ -114,6 +127,32 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
         "target, none for another)",
     )
     parser.set_defaults(func=run_peers)
+
+
+def _add_kv(parser: argparse.ArgumentParser) -> None:
+    for option, kind, default, metavar, purpose in (
+        ("--requests", count, 1500, "N", "how many arrive"),
+        ("--rate", float, 3.0, "R", "arrivals in a step, on average"),
+        ("--kv-tokens", count, 33280, "N", "tokens that each pool holds"),
+        ("--page-size", count, 16, "N", "tokens of a page"),
+        ("--max-tokens", count, 1024, "M", "longest answer that a client asks for, in tokens"),
+        ("--seed", natural, 0, "S", "of the arrivals"),
+    ):
+        parser.add_argument(
+            option,
+            type=kind,
+            default=default,
+            metavar=metavar,
+            help=f"{purpose} (default: %(default)s)",
+        )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the numbers here")
+    parser.add_argument(
+        "--report", type=Path, metavar="OUT.md", help="write the table in Markdown here"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="OUT.png", help="draw waste and running requests over time"
+    )
+    parser.set_defaults(func=run_kv)
 
 
 def _add_common(parser: argparse.ArgumentParser, *, arms: str) -> None:
@@ -259,6 +298,32 @@ def _llama(args: argparse.Namespace, prompts: Prompts, eos: frozenset[int]) -> "
     return llama_peers.llama_peers(
         gguf, longest + args.max_tokens, threads=args.threads or cpu_count(), eos=eos
     )
+
+
+# -- kv --------------------------------------------------------------------------------------------
+
+
+def run_kv(args: argparse.Namespace) -> int:
+    """Raises ValueError for options that cannot be used."""
+    from bench import kv
+    from bench.kv_report import kv_report
+
+    for option in ("json", "report", "plot"):
+        _check_folder(option, getattr(args, option))
+    settings = kv.Settings(
+        args.requests, args.rate, args.kv_tokens, args.page_size, args.max_tokens, args.seed
+    )
+    with tqdm(total=len(kv.WAYS) * settings.requests, unit="request") as bar:
+        found = kv.measure(settings, bar.update)
+    summary = found | {"run": provenance() | {"settings": asdict(settings)}}
+    print(kv.table(summary))
+    _write_json(args.json, summary)
+    _write(args.report, lambda: kv_report(summary))
+    if args.plot:
+        from bench.kv_plot import plot  # imported late: matplotlib takes a second
+
+        plot(summary, args.plot)
+    return 0
 
 
 # -- both ------------------------------------------------------------------------------------------
