@@ -49,7 +49,9 @@ class EngineError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The verifier at one moment. draft_faults: proposals not had, by draft, since the start."""
+    """The verifier at one moment. draft_faults: proposals not had, by draft, since the start;
+    draft_s, pass_s: seconds that all steps since then took for proposals, and for the rest.
+    """
 
     running: int
     waiting: int
@@ -57,12 +59,14 @@ class Gauges:
     kv_pages: int
     steps: int
     draft_faults: dict[str, int]
+    draft_s: float = 0.0
+    pass_s: float = 0.0
 
 
 class Verifier:
     """Serves requests with one target and a pool of drafts.
 
-    `submit`, `cancel`, `gauges` and `healthy` may be called from any thread.
+    `submit`, `cancel`, `gauges`, `forget_prefixes` and `healthy` may be called from any thread.
     """
 
     def __init__(
@@ -80,13 +84,15 @@ class Verifier:
         self._numbers = count()
         self._controller: Controller | None = None  # from the first request that wants one on
         self._steps = 0
+        self._draft_s = self._pass_s = 0.0
         self._failures = 0  # in a row
         self._thread: threading.Thread | None = None
         self._stopping = False
-        # Guards what other threads touch: new requests, cancellations, the wish to stop.
+        # Guards what other threads touch: new requests, cancellations, what they wish.
         self._doorbell = threading.Condition()
         self._arrived: list[LiveSequence] = []
         self._cancelled: set[str] = set()
+        self._forgetting = False
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -111,13 +117,16 @@ class Verifier:
             except BadLogits as error:  # of this sequence; its neighbours have rows of their own
                 self._fail(turn.sequence, EngineError(str(error)))
         self._target.pool.end_step()
+        over = perf_counter()
         self._steps += 1
+        self._draft_s += guessed - began
+        self._pass_s += over - guessed
         if self._controller and any(turn.sequence.request.adaptive for turn in turns):
             self._controller.learn(
                 Step(
                     rows=pack.size,
                     draft_s=guessed - began,
-                    rest_s=perf_counter() - guessed,
+                    rest_s=over - guessed,
                     said={number: tokens for number, tokens in said.items() if tokens},
                     proposals=proposals,
                     prefill=any(turn.stop - turn.start > 1 for turn in turns),
@@ -222,6 +231,9 @@ class Verifier:
             self._scheduler.waiting.extend(self._arrived)
             self._arrived.clear()
             cancelled, self._cancelled = self._cancelled, set()
+            forgetting, self._forgetting = self._forgetting, False
+        if forgetting:
+            self._target.pool.forget_unheld()
         everybody = [*self._scheduler.waiting, *self._scheduler.running.values()]
         for sequence in everybody if cancelled else ():
             if sequence.request.id in cancelled:
@@ -347,13 +359,16 @@ class Verifier:
             kv_pages=self._target.pool.pages,
             steps=self._steps,
             draft_faults=dict(self._drafts.faults),
+            draft_s=self._draft_s,
+            pass_s=self._pass_s,
         )
 
     def forget_prefixes(self) -> None:
-        """Keep nothing of finished texts: for measuring, where every request is to read its own
-        prompt. From the loop's thread only.
+        """Keep nothing of texts that are finished by the next step: for measuring, where every
+        request is to read its own prompt.
         """
-        self._target.pool.forget_unheld()
+        with self._doorbell:
+            self._forgetting = True
 
     def healthy(self) -> bool:
         """Whether the loop is alive and its passes succeed.
