@@ -62,7 +62,7 @@ class InProcess:
         self._budget = budget
         self._temperature = temperature
         self._numbers = count()
-        self._before = verifier.gauges()
+        self._before = verifier.spent()
 
     async def ask(self, arm: str, question: Question) -> Reply:
         request = self._request(arm, question)
@@ -90,11 +90,10 @@ class InProcess:
     def begin(self) -> None:
         self._verifier.forget_prefixes()
         self._pages.collect()
-        self._before = self._verifier.gauges()
+        self._before = self._verifier.spent()
 
     def end(self) -> Usage:
-        """What the very last step took may be told of the next lap: it ends after its answers."""
-        before, after = self._before, self._verifier.gauges()
+        before, after = self._before, self._verifier.spent()
         return Usage(
             kv_pages=self._pages.collect(),
             kv_pool=self._pages.pool.pages,

@@ -49,9 +49,7 @@ class EngineError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The verifier at one moment. draft_faults: proposals not had, by draft, since the start;
-    draft_s, pass_s: seconds that all steps since then took for proposals, and for the rest.
-    """
+    """The verifier at one moment. draft_faults: proposals not had, by draft, since the start."""
 
     running: int
     waiting: int
@@ -59,6 +57,12 @@ class Gauges:
     kv_pages: int
     steps: int
     draft_faults: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds that all steps since the start took for proposals, and for the rest."""
+
     draft_s: float = 0.0
     pass_s: float = 0.0
 
@@ -66,7 +70,8 @@ class Gauges:
 class Verifier:
     """Serves requests with one target and a pool of drafts.
 
-    `submit`, `cancel`, `gauges`, `forget_prefixes` and `healthy` may be called from any thread.
+    `submit`, `cancel`, `gauges`, `spent`, `forget_prefixes` and `healthy` may be called from any
+    thread.
     """
 
     def __init__(
@@ -84,7 +89,7 @@ class Verifier:
         self._numbers = count()
         self._controller: Controller | None = None  # from the first request that wants one on
         self._steps = 0
-        self._draft_s = self._pass_s = 0.0
+        self._spent = Spent()
         self._failures = 0  # in a row
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -93,11 +98,16 @@ class Verifier:
         self._arrived: list[LiveSequence] = []
         self._cancelled: set[str] = set()
         self._forgetting = False
+        self._stepping = threading.Lock()  # held by a step
 
     # -- the loop ------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """One pass over everybody who can run; False when there is nobody."""
+        with self._stepping:
+            return self._step()
+
+    def _step(self) -> bool:
         self._take_in()
         turns = self._scheduler.turns()
         if not turns:
@@ -119,8 +129,8 @@ class Verifier:
         self._target.pool.end_step()
         over = perf_counter()
         self._steps += 1
-        self._draft_s += guessed - began
-        self._pass_s += over - guessed
+        before = self._spent
+        self._spent = Spent(before.draft_s + guessed - began, before.pass_s + over - guessed)
         if self._controller and any(turn.sequence.request.adaptive for turn in turns):
             self._controller.learn(
                 Step(
@@ -359,9 +369,14 @@ class Verifier:
             kv_pages=self._target.pool.pages,
             steps=self._steps,
             draft_faults=dict(self._drafts.faults),
-            draft_s=self._draft_s,
-            pass_s=self._pass_s,
         )
+
+    def spent(self) -> Spent:
+        """For measuring: unlike `gauges`, it waits for the end of the step that runs, which is
+        later than that step's answers. No sink may ask.
+        """
+        with self._stepping:
+            return self._spent
 
     def forget_prefixes(self) -> None:
         """Keep nothing of texts that are finished by the next step: for measuring, where every

@@ -23,7 +23,7 @@ from workers.engine.sampling import SamplingParams
 from workers.request import Delta, GenerationRequest
 from workers.scheduler import Limits
 from workers.speculation.tree import Proposal, TokenTree
-from workers.verifier import EngineError, QueueFull, Verifier, build_verifier
+from workers.verifier import EngineError, QueueFull, Spent, Verifier, build_verifier
 
 Mood = str
 MOODS = ("well", "away", "dead", "late", "forgetful", "mad", "miscounting")
@@ -539,9 +539,27 @@ def test_seconds_are_told_by_what_they_went_into(
     monkeypatch.setattr("workers.verifier.perf_counter", map(float, count()).__next__)
     world.submit(ask("r"))
     run(world)
-    gauges = world.verifier.gauges()
-    assert gauges.steps > 1
-    assert (gauges.draft_s, gauges.pass_s) == (gauges.steps, gauges.steps)
+    steps = world.verifier.gauges().steps
+    assert steps > 1
+    assert world.verifier.spent() == Spent(draft_s=steps, pass_s=steps)
+
+
+def test_what_was_spent_is_known_once_the_step_is_over(world: World) -> None:
+    told: list[Spent] = []
+    asker = threading.Thread(target=lambda: told.append(world.verifier.spent()))
+    settle = world.verifier._settle
+
+    def asked_meanwhile(*arguments: Any) -> int:
+        asker.start()
+        asker.join(timeout=0.05)
+        assert told == []
+        return settle(*arguments)
+
+    world.verifier._settle = asked_meanwhile  # type: ignore[method-assign]
+    world.submit(ask("r", max_tokens=1))
+    world.verifier.step()
+    asker.join()
+    assert told == [world.verifier.spent()] != [Spent()]
 
 
 def test_prefixes_are_forgotten_before_the_next_step_and_only_when_asked(world: World) -> None:
