@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, cycle, islice, zip_longest
+from itertools import accumulate, cycle, islice, product, zip_longest
 from math import ceil
 from time import perf_counter
 from typing import Any, Protocol
@@ -257,7 +257,7 @@ async def measure(
     reports it. The server is closed in the end.
 
     on_ready: warmed up; on_question: a question is over; on_level: a level is, with what is known
-    of it. Raises ValueError where an arm does not answer the first question at all.
+    of it. Raises ValueError where an arm does not answer a domain's first question at all.
     """
     try:
         await _warm_up(server, questions, arms)
@@ -282,17 +282,21 @@ def _in_turn(arms: Sequence[str], number: int) -> list[str]:
 
 
 async def _warm_up(server: Server, questions: Sequence[Question], arms: Sequence[str]) -> None:
-    """The first passes pay for caches and threads; nobody's number should. A server that forgets no
-    prompt reads all of them once, so that none of the arms is the one that has to.
+    """The first passes pay for caches and threads, also those of each domain's draft; nobody's
+    number should. A server that forgets no prompt reads all of them once, so that none of the arms
+    is the one that has to.
     """
     short = [replace(own, max_tokens=min(_WARM_UP_TOKENS, own.max_tokens)) for own in questions]
-    for arm in arms:
+    firsts = {own.domain: own for own in reversed(short)}
+    for arm, (domain, question) in product(arms, firsts.items()):
         try:
-            await server.ask(arm, short[0])
+            await server.ask(arm, question)
         except NotServed as error:
-            raise ValueError(f"arms: {arm} does not answer the first prompt: {error}") from error
+            raise ValueError(
+                f"arms: {arm} does not answer the first prompt of {domain}: {error}"
+            ) from error
     if not server.forgets:
-        for question in {own.prompt: own for own in short[1:]}.values():
+        for question in {own.prompt: own for own in short}.values():
             with suppress(NotServed):  # it will be counted where it is measured
                 await server.ask(arms[0], question)
 

@@ -221,12 +221,16 @@ def test_arms_take_turns_at_each_level_and_in_who_comes_first() -> None:
     assert all(list(own["arms"]) == ["plain", "auto"] for own in found)
 
 
-def test_every_arm_is_warmed_up_with_a_short_answer() -> None:
+def test_every_arm_is_warmed_up_with_a_short_answer_of_each_domain() -> None:
     clerk = Clerk()
-    measured(clerk, [Closed(1)])
-    assert [(arm, own.prompt, own.max_tokens) for arm, own in clerk.asked[:2]] == [
-        ("plain", "prompt 0", 8),
+    questions = [*QUESTIONS, Question("law", "whereas", 12, 50), Question("law", "so", 13, 50)]
+    asyncio.run(measure(clerk, questions, ["plain", "auto"], [Closed(1)]))
+    warm = clerk.asked[: -2 * len(questions)]
+    assert sorted((arm, own.prompt, own.max_tokens) for arm, own in warm) == [
         ("auto", "prompt 0", 8),
+        ("auto", "whereas", 8),
+        ("plain", "prompt 0", 8),
+        ("plain", "whereas", 8),
     ]
 
 
@@ -244,7 +248,9 @@ def test_a_server_that_does_not_forget_reads_every_prompt_before_it_is_measured(
 def test_an_arm_that_does_not_answer_at_all_is_named_and_the_server_closed() -> None:
     clerk = Clerk()
     clerk.trouble = lambda arm, question: Refused("no draft 'auto'") if arm == "auto" else None
-    with pytest.raises(ValueError, match="^arms: auto does not answer the first prompt: no draft"):
+    with pytest.raises(
+        ValueError, match="^arms: auto does not answer the first prompt of songs: no draft"
+    ):
         measured(clerk, [Closed(1)])
     assert clerk.said == ["close"]
 

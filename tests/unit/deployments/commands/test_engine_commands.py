@@ -469,7 +469,7 @@ def test_bench_load_over_http_counts_the_refused_and_names_a_draft_that_is_not_t
 ) -> None:
     arguments = ["bench", "load", "--url", server, "--prompts", str(prompts), *SMALL]
     said = failed([*arguments, "--concurrency", "1", "--arms", "plain,nobody"])
-    assert "arms: nobody does not answer the first prompt: HTTP 400: speculation.draft" in said
+    assert "arms: nobody does not answer the first prompt of songs: HTTP 400: speculation" in said
 
     add_prompt(prompts, "on and " * 100)
     [level] = loaded("--url", server, "--concurrency", "2")["levels"]
