@@ -43,7 +43,7 @@ def draw(summary: Mapping[str, Any]) -> Figure:
     axes = figure.subplots(len(panels), len(temperatures), squeeze=False, sharey="row")
     for panel, row in zip(panels, axes, strict=True):
         for ax, found in zip(row, temperatures.values(), strict=True):
-            panel(ax, found, _colours(found["arms"]))
+            panel(ax, found, colours_of(found["arms"]))
         for ax in row[1:]:
             ax.set_ylabel("")
     for ax, temperature in zip(axes[0], temperatures, strict=True):
@@ -58,7 +58,8 @@ def _width(temperatures: Mapping[str, Any]) -> float:
     return len(temperatures) * min(14.0, max(5.6, 0.24 * bars + 1.2))
 
 
-def _colours(arms: Sequence[str]) -> Colours:
+def colours_of(arms: Sequence[str]) -> Colours:
+    """Each arm's own; plain decoding's is the same in all pictures."""
     drafts = [name for name in arms if name != PLAIN]
     return {PLAIN: _PLAIN_COLOUR} | dict(zip(drafts, cycle(_COLOURS), strict=False))
 
@@ -113,7 +114,7 @@ def _bars(ax: Axes, found: Mapping[str, Any], colours: Colours, key: str, form: 
             [group + middle for group in range(len(groups))],
             heights,
             width * 0.92,
-            label=_label(name),
+            label=label_of(name),
             color=colours[name],
         )
         ax.bar_label(drawn, [form.format(h) for h in heights], fontsize=6.5, padding=1.5)
@@ -121,7 +122,7 @@ def _bars(ax: Axes, found: Mapping[str, Any], colours: Colours, key: str, form: 
     side = 1.0 if len(groups) == 1 else 0.5  # a single group need not fill the panel
     ax.set_xlim(-side, len(groups) - 1 + side)
     ax.margins(y=0.12)
-    _plainly(ax)
+    plainly(ax)
 
 
 def _reliability(ax: Axes, found: Mapping[str, Any], colours: Colours) -> None:
@@ -134,7 +135,7 @@ def _reliability(ax: Axes, found: Mapping[str, Any], colours: Colours) -> None:
     ax.set_xlabel("confidence of the draft; dots by number of nodes")
     ax.set_ylabel("share accepted")
     ax.legend(fontsize=7.5, frameon=False, loc="upper left", markerscale=0.5)
-    _plainly(ax)
+    plainly(ax)
 
 
 def _reliability_line(ax: Axes, name: str, row: Mapping[str, Any], colour: str) -> None:
@@ -146,13 +147,13 @@ def _reliability_line(ax: Axes, name: str, row: Mapping[str, Any], colour: str) 
         y,
         color=colour,
         linewidth=1.3,
-        label=f"{_label(name)}, error {row['calibration_error']:.3f}",
+        label=f"{label_of(name)}, error {row['calibration_error']:.3f}",
     )
     areas = [_SMALLEST + (_LARGEST - _SMALLEST) * own["count"] / most for own in bins]
     ax.scatter(x, y, areas, color=colour, alpha=0.45, linewidths=0, clip_on=False)
 
 
-def _label(name: str) -> str:
+def label_of(name: str) -> str:
     """An arm may be a draft's folder."""
     return Path(name).name
 
@@ -196,7 +197,8 @@ def _entry(
     )
 
 
-def _plainly(ax: Axes) -> None:
+def plainly(ax: Axes) -> None:
+    """No more lines than are looked at."""
     ax.set_axisbelow(True)
     ax.grid(axis="y", color=_GRID, linewidth=0.8)
     for side in ("top", "right"):

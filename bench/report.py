@@ -34,18 +34,27 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 
 
+def header(run: Mapping[str, Any], how: str) -> str:
+    """Title, where the numbers come from, and how they were had, in sentences."""
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    facts = f"Revision {run['revision']}; {versions}, Python {run['python']}. {how}"
+    return (
+        f"# {Path(run['settings']['target']).name}, {run['machine']}, {run['date'][:10]}\n\n"
+        f"{fill(facts, 120)}\n\n    {run['command']}"
+    )
+
+
+def prompts_of(settings: Mapping[str, Any]) -> str:
+    """How many of which file."""
+    return ", ".join(f"{number} of {name}" for name, number in settings["prompts"].items())
+
+
 def _header(run: Mapping[str, Any]) -> str:
     settings = run["settings"]
-    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-    prompts = ", ".join(f"{number} of {name}" for name, number in settings["prompts"].items())
-    facts = (
-        f"Revision {run['revision']}; {versions}, Python {run['python']}. {settings['dtype']} on "
-        f"{settings['device']}, budget {settings['budget']}, at most {settings['max_tokens']} "
-        f"tokens; prompts: {prompts}. Prefill is included."
-    )
-    return (
-        f"# {Path(settings['target']).name}, {run['machine']}, {run['date'][:10]}\n\n"
-        f"{fill(facts, 120)}\n\n    {run['command']}"
+    return header(
+        run,
+        f"{settings['dtype']} on {settings['device']}, budget {settings['budget']}, at most "
+        f"{settings['max_tokens']} tokens; prompts: {prompts_of(settings)}. Prefill is included.",
     )
 
 

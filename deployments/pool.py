@@ -59,6 +59,9 @@ def _part(kind: str, domain: str) -> DraftSpec:
     return DraftSpec(f"{domain}.{kind}", member, path=path, domain=domain)
 
 
+_ALONE = Limits(max_running=1)
+
+
 def open_verifier(
     target: TargetSpec, drafts: Sequence[DraftSpec], on_verdict: OnVerdict | None = None
 ) -> tuple[Target, Verifier]:
@@ -75,8 +78,9 @@ def verifier_over(
     spec: TargetSpec,
     drafts: Sequence[DraftSpec],
     on_verdict: OnVerdict | None = None,
+    limits: Limits = _ALONE,
 ) -> Verifier:
-    """The same over a target that is loaded already, from `spec`."""
+    """The same over a target that is loaded already, from `spec`, for as many as `limits` say."""
     folder, threads = resolve(spec.model), spec.threads or cpu_count()
     clients = {
         draft.name: InlineDraft(
@@ -84,4 +88,4 @@ def verifier_over(
         )
         for draft in drafts
     }
-    return build_verifier(target, clients, Limits(max_running=1), drafts, on_verdict)
+    return build_verifier(target, clients, limits, drafts, on_verdict)

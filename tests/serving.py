@@ -1,12 +1,15 @@
 """Talking to a server under test, and looking at its processes."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30) -> bool:
@@ -15,6 +18,21 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
     return condition()
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[str]:
+    """An ASGI application behind a real server, in a thread of its own; its URL."""
+    config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert wait_until(lambda: server.started)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def busy(http: httpx.Client) -> tuple[int, int, int]:

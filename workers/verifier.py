@@ -59,10 +59,19 @@ class Gauges:
     draft_faults: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds that all steps since the start took for proposals, and for the rest."""
+
+    draft_s: float = 0.0
+    pass_s: float = 0.0
+
+
 class Verifier:
     """Serves requests with one target and a pool of drafts.
 
-    `submit`, `cancel`, `gauges` and `healthy` may be called from any thread.
+    `submit`, `cancel`, `gauges`, `spent`, `forget_prefixes` and `healthy` may be called from any
+    thread.
     """
 
     def __init__(
@@ -80,18 +89,25 @@ class Verifier:
         self._numbers = count()
         self._controller: Controller | None = None  # from the first request that wants one on
         self._steps = 0
+        self._spent = Spent()
         self._failures = 0  # in a row
         self._thread: threading.Thread | None = None
         self._stopping = False
-        # Guards what other threads touch: new requests, cancellations, the wish to stop.
+        # Guards what other threads touch: new requests, cancellations, what they wish.
         self._doorbell = threading.Condition()
         self._arrived: list[LiveSequence] = []
         self._cancelled: set[str] = set()
+        self._forgetting = False
+        self._stepping = threading.Lock()  # held by a step
 
     # -- the loop ------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """One pass over everybody who can run; False when there is nobody."""
+        with self._stepping:
+            return self._step()
+
+    def _step(self) -> bool:
         self._take_in()
         turns = self._scheduler.turns()
         if not turns:
@@ -111,13 +127,16 @@ class Verifier:
             except BadLogits as error:  # of this sequence; its neighbours have rows of their own
                 self._fail(turn.sequence, EngineError(str(error)))
         self._target.pool.end_step()
+        over = perf_counter()
         self._steps += 1
+        before = self._spent
+        self._spent = Spent(before.draft_s + guessed - began, before.pass_s + over - guessed)
         if self._controller and any(turn.sequence.request.adaptive for turn in turns):
             self._controller.learn(
                 Step(
                     rows=pack.size,
                     draft_s=guessed - began,
-                    rest_s=perf_counter() - guessed,
+                    rest_s=over - guessed,
                     said={number: tokens for number, tokens in said.items() if tokens},
                     proposals=proposals,
                     prefill=any(turn.stop - turn.start > 1 for turn in turns),
@@ -222,6 +241,9 @@ class Verifier:
             self._scheduler.waiting.extend(self._arrived)
             self._arrived.clear()
             cancelled, self._cancelled = self._cancelled, set()
+            forgetting, self._forgetting = self._forgetting, False
+        if forgetting:
+            self._target.pool.forget_unheld()
         everybody = [*self._scheduler.waiting, *self._scheduler.running.values()]
         for sequence in everybody if cancelled else ():
             if sequence.request.id in cancelled:
@@ -349,11 +371,19 @@ class Verifier:
             draft_faults=dict(self._drafts.faults),
         )
 
-    def forget_prefixes(self) -> None:
-        """Keep nothing of finished texts: for measuring, where every request is to read its own
-        prompt. From the loop's thread only.
+    def spent(self) -> Spent:
+        """For measuring: unlike `gauges`, it waits for the end of the step that runs, which is
+        later than that step's answers. No sink may ask.
         """
-        self._target.pool.forget_unheld()
+        with self._stepping:
+            return self._spent
+
+    def forget_prefixes(self) -> None:
+        """Keep nothing of texts that are finished by the next step: for measuring, where every
+        request is to read its own prompt.
+        """
+        with self._doorbell:
+            self._forgetting = True
 
     def healthy(self) -> bool:
         """Whether the loop is alive and its passes succeed.

@@ -1,10 +1,12 @@
 """`outrider bench`: measure on this machine, side by side in one run."""
 
 import argparse
+import asyncio
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,24 +20,35 @@ from bench.provenance import provenance
 from bench.reliability import Witness
 from bench.report import decode_report, peers_report
 from deployments.commands.options import (
+    TARGET_OPTIONS,
     add_budget_option,
     add_target_options,
     count,
+    counts,
     natural,
+    rates,
     target_spec,
+    temperature,
     temperatures,
 )
-from deployments.pool import find_draft, open_verifier
+from deployments.pool import find_draft, open_verifier, verifier_over
 from deployments.prompt_file import PromptFile, chat_ids, read_prompts
+from workers.draft import feature_layers_of
 from workers.engine.model_store import is_default, resolve
-from workers.target import Target
+from workers.scheduler import Limits
+from workers.target import Target, load_target
 from workers.verifier import OnVerdict, Verifier
 
 if TYPE_CHECKING:
+    from bench.load import Level, Question, Server
+    from bench.load_servers import InProcess
     from bench.peers import Decoder
 
 Prompts = Mapping[str, Sequence[tuple[int, ...]]]
 """Token ids by domain."""
+
+_CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
+_AUTO = "auto"
 
 _LLAMA_MISSING = (
     "llama.cpp is left out: `pip install -e '.[llama]'` brings it (README, Measure it yourself, "
@@ -71,6 +84,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "numbers with command, revision and machine. Times include prefill.",
         )
     )
+    _add_load(
+        kinds.add_parser(
+            "load",
+            help="many requests at once, in this process or over HTTP: latencies and throughput",
+            description="Send the same requests to each arm in turn, one load after the other: a "
+            "closed loop keeps C requests open (--concurrency), an open loop sends R a second on "
+            "average, at random moments, whoever still waits (--rates). Prints a line for each "
+            "load and arm: requests done and lost (refused or failed; the reasons follow), tokens "
+            "per second of the whole; the 50th, 95th and 99th percentile of the time to the first "
+            "text, per token after it, and to the end, each from when a request was due; tau, "
+            "tokens per pass of the target; and in this process the most KV pages in use and the "
+            "shares of the time that steps took for drafts and for the rest. same is the share "
+            "of texts equal to plain's. OUT holds the same numbers in seconds, with command, "
+            "revision and machine.",
+        )
+    )
     _add_kv(
         kinds.add_parser(
             "kv",
@@ -95,25 +124,14 @@ def _add_decode(parser: argparse.ArgumentParser) -> None:
         metavar="T,T",
         help="one after the other; 0 is greedy (default: 0,0.8)",
     )
-    parser.add_argument(
-        "--seed",
-        type=natural,
-        default=0,
-        metavar="S",
-        help="of the first prompt, the next one has S + 1 (default: %(default)s)",
-    )
+    _add_seed_option(parser, "of the first prompt, the next one has S + 1")
     parser.add_argument(
         "--matrix",
         action="store_true",
         help="also decode with the shipped draft of every domain; prints tau and speed-up by "
         "prompts and draft",
     )
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="OUT.png",
-        help="draw tau, tokens/s, calibration and the matrix here",
-    )
+    _add_plot_option(parser, "tau, tokens/s, calibration and the matrix")
     parser.set_defaults(func=run_decode)
 
 
@@ -127,6 +145,59 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
         "target, none for another)",
     )
     parser.set_defaults(func=run_peers)
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    _add_prompt_options(parser)
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="of a server, before /v1 (default: a verifier in this process)",
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=counts,
+        metavar="C,C",
+        help="requests open at once, one load after the other (default: "
+        f"{','.join(map(str, _CONCURRENCY))}, or none where there are rates)",
+    )
+    parser.add_argument(
+        "--rates",
+        type=rates,
+        default=(),
+        metavar="R,R",
+        help="requests per second, one load after the other (default: none)",
+    )
+    parser.add_argument(
+        "--requests",
+        type=count,
+        default=64,
+        metavar="N",
+        help="for each load and arm; prompts are used again when there are fewer (default: "
+        "%(default)s)",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=temperature,
+        default=0.0,
+        metavar="T",
+        help="0 is greedy (default: %(default)s)",
+    )
+    _add_seed_option(parser, "of the first request and of the arrivals; the next one has S + 1")
+    parser.add_argument(
+        "--arms",
+        default=f"{PLAIN},{_AUTO}",
+        metavar="A,B",
+        help=f"{PLAIN}; {_AUTO}: the shipped draft of the file's domain, or with --url whichever "
+        "the server's router chooses; or what bench decode takes, with --url a draft of the "
+        "server's (default: %(default)s)",
+    )
+    _add_result_options(parser)
+    _add_plot_option(parser, "throughput and latencies by load")
+    parser.set_defaults(
+        func=run_load,
+        target_defaults={name: parser.get_default(name) for name in TARGET_OPTIONS},
+    )
 
 
 def _add_kv(parser: argparse.ArgumentParser) -> None:
@@ -156,6 +227,20 @@ def _add_kv(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, *, arms: str) -> None:
+    _add_prompt_options(parser)
+    parser.add_argument(
+        "--arms",
+        default=arms,
+        metavar="A,B",
+        help=f"{PLAIN}, pool members (code, math, en, zh, lm), kinds (hybrid: the draft of the "
+        "file's domain, or code's where there is none; chain: that draft without branches; ngram, "
+        "eagle: one of its members) or draft folders (default: %(default)s)",
+    )
+    _add_result_options(parser)
+
+
+def _add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """--prompts, --limit and --max-tokens."""
     parser.add_argument(
         "--prompts",
         required=True,
@@ -172,20 +257,26 @@ def _add_common(parser: argparse.ArgumentParser, *, arms: str) -> None:
         metavar="M",
         help="longest answer, in tokens (default: %(default)s)",
     )
-    parser.add_argument(
-        "--arms",
-        default=arms,
-        metavar="A,B",
-        help=f"{PLAIN}, pool members (code, math, en, zh, lm), kinds (hybrid: the draft of the "
-        "file's domain, or code's where there is none; chain: that draft without branches; ngram, "
-        "eagle: one of its members) or draft folders (default: %(default)s)",
-    )
+
+
+def _add_result_options(parser: argparse.ArgumentParser) -> None:
+    """--budget, --json, --report, and the target's."""
     add_budget_option(parser)
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the numbers here")
     parser.add_argument(
         "--report", type=Path, metavar="OUT.md", help="write all of it in Markdown here"
     )
     add_target_options(parser)
+
+
+def _add_seed_option(parser: argparse.ArgumentParser, whose: str) -> None:
+    parser.add_argument(
+        "--seed", type=natural, default=0, metavar="S", help=f"{whose} (default: %(default)s)"
+    )
+
+
+def _add_plot_option(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--plot", type=Path, metavar="OUT.png", help=f"draw {what} here")
 
 
 # -- decode ----------------------------------------------------------------------------------------
@@ -300,6 +391,130 @@ def _llama(args: argparse.Namespace, prompts: Prompts, eos: frozenset[int]) -> "
     )
 
 
+# -- load ------------------------------------------------------------------------------------------
+
+
+def run_load(args: argparse.Namespace) -> int:
+    """Raises ValueError for options that cannot be used."""
+    # Imported late: only this one talks HTTP.
+    from bench import load, load_report
+
+    files = _files(args)
+    arms = args.arms.split(",")
+    check_unique("arms: two are called", arms)
+    _check_folder("plot", args.plot)
+    levels = _levels(args)
+    questions = load.questions_of(files, args.requests, seed=args.seed, max_tokens=args.max_tokens)
+    server, facts = _over_http(args) if args.url else _in_process(args, arms, files, questions)
+    with tqdm(total=len(levels) * len(arms) * len(questions), unit="request") as bar:
+        found = asyncio.run(
+            load.measure(
+                server,
+                questions,
+                arms,
+                levels,
+                on_ready=lambda: bar.write(load_report.table_head()),
+                on_question=bar.update,
+                on_level=lambda level: bar.write(load_report.level_lines(level)),
+            )
+        )
+    summary = {"levels": found, "run": _load_run(args, files, facts)}
+    _write_json(args.json, summary)
+    _write(args.report, lambda: load_report.load_report(summary))
+    if args.plot:
+        from bench.load_plot import plot_load  # imported late: matplotlib takes a second
+
+        plot_load(summary, args.plot)
+    return 0
+
+
+def _levels(args: argparse.Namespace) -> "list[Level]":
+    from bench.load import Closed, Open
+
+    closed = _concurrency(args)
+    if closed and max(closed) > args.requests:
+        raise ValueError(
+            f"requests: {args.requests} cannot keep {max(closed)} open; give more, or less "
+            "--concurrency"
+        )
+    return [*map(Closed, closed), *(Open(rate, args.seed) for rate in args.rates)]
+
+
+def _concurrency(args: argparse.Namespace) -> tuple[int, ...]:
+    if args.concurrency is None:
+        return () if args.rates else _CONCURRENCY
+    found: tuple[int, ...] = args.concurrency
+    return found
+
+
+def _over_http(args: argparse.Namespace) -> "tuple[Server, dict[str, Any]]":
+    """A server, and what is known of it."""
+    from bench.load_servers import OverHttp, served_model
+
+    for name, default in args.target_defaults.items():
+        if getattr(args, name) != default:
+            raise ValueError(f"{name}: the server at --url has its target already; leave it out")
+    facts = dict.fromkeys(("dtype", "device", "max_running"))
+    facts |= {"url": args.url, "target": served_model(args.url)}
+    return OverHttp(args.url, args.budget, args.temperature), facts
+
+
+def _in_process(
+    args: argparse.Namespace,
+    arms: Sequence[str],
+    files: Sequence[PromptFile],
+    questions: "Sequence[Question]",
+) -> "tuple[Server, dict[str, Any]]":
+    """A verifier whose loop runs, and how it is set up.
+
+    It is loaded in a thread that ends with it. OpenMP keeps a team of threads for every thread that
+    ever computed; where they outnumber the cores, the loop's passes take two to three times as
+    long.
+    """
+    limits = Limits(
+        max_running=max(Limits().max_running, *_concurrency(args), 1),
+        max_queued=len(questions),
+    )
+    with ThreadPoolExecutor(1) as once:
+        server = once.submit(_start, args, arms, files, limits).result()
+    facts = {name: getattr(args, name) for name in ("target", "dtype", "device")}
+    return server, facts | {"max_running": limits.max_running, "url": None}
+
+
+def _start(
+    args: argparse.Namespace, arms: Sequence[str], files: Sequence[PromptFile], limits: Limits
+) -> "InProcess":
+    from bench.load_servers import InProcess, MostPages
+
+    # What auto stands for here; the router is the server's.
+    names = ["hybrid" if arm == _AUTO else arm for arm in arms]
+    check_unique("arms: two stand for", names)
+    line_ups = {f.domain: LineUp.of(names, f.domain, args.target, matrix=False) for f in files}
+    spec, drafts = target_spec(args), all_drafts(list(line_ups.values()))
+    target = load_target(replace(spec, feature_layers=feature_layers_of(drafts)))
+    pages = MostPages(target.pool)
+    verifier = verifier_over(target, spec, drafts, pages, limits)
+    verifier.start()
+    return InProcess(
+        verifier,
+        pages,
+        {domain: dict(zip(arms, own.arms, strict=True)) for domain, own in line_ups.items()},
+        {p: chat_ids(target.tokenizer, p) for file in files for p in file.prompts},
+        args.budget,
+        args.temperature,
+    )
+
+
+def _load_run(
+    args: argparse.Namespace, files: Sequence[PromptFile], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Where the numbers come from; facts: of the server."""
+    names = ("budget", "temperature", "seed", "max_tokens", "requests")
+    prompts = {file.domain: len(file.prompts) for file in files}
+    settings = {name: getattr(args, name) for name in names}
+    return provenance() | {"settings": {**facts, **settings, "prompts": prompts}}
+
+
 # -- kv --------------------------------------------------------------------------------------------
 
 
@@ -326,7 +541,7 @@ def run_kv(args: argparse.Namespace) -> int:
     return 0
 
 
-# -- both ------------------------------------------------------------------------------------------
+# -- all -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,14 +562,20 @@ class _Plan:
 
 
 def _plan(args: argparse.Namespace, *, matrix: bool) -> _Plan:
-    files = [read_prompts(path, args.limit) for path in args.prompts]
-    domains = [file.domain for file in files]
-    check_unique("prompts: two files are called", domains)
+    files = _files(args)
     names = args.arms.split(",")
     check_unique("arms: two are called", names)
+    line_ups = {f.domain: LineUp.of(names, f.domain, args.target, matrix=matrix) for f in files}
+    return _Plan(files, line_ups)
+
+
+def _files(args: argparse.Namespace) -> list[PromptFile]:
+    """The prompt files, once it is known that there is a place for what will be written."""
+    files = [read_prompts(path, args.limit) for path in args.prompts]
+    check_unique("prompts: two files are called", [file.domain for file in files])
     _check_folder("json", args.json)
     _check_folder("report", args.report)
-    return _Plan(files, {d: LineUp.of(names, d, args.target, matrix=matrix) for d in domains})
+    return files
 
 
 def _check_folder(option: str, path: Path | None) -> None:

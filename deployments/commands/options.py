@@ -2,11 +2,17 @@
 
 import argparse
 from argparse import ArgumentTypeError
+from collections.abc import Callable
+from typing import TypeVar
 
 from workers.budget import AUTO, Budget
 from workers.engine.model import DTYPES
 from workers.engine.model_store import DEFAULT_TARGET
 from workers.target import TargetSpec
+
+TARGET_OPTIONS = ("target", "dtype", "device", "threads")
+
+_Number = TypeVar("_Number", int, float)
 
 
 def add_target_options(parser: argparse.ArgumentParser, *, dtype: str = "bfloat16") -> None:
@@ -77,18 +83,43 @@ def _at_least(least: int, text: str) -> int:
 
 def temperature(text: str) -> float:
     """An option's value that must be 0 or more."""
-    try:
-        number = float(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is no number") from None
+    number = _number(text)
     if not 0 <= number < float("inf"):
         raise ArgumentTypeError(f"{number} is not 0 or more")
     return number
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no number") from None
+
+
 def temperatures(text: str) -> tuple[float, ...]:
     """Some of them, between commas, each once."""
-    found = tuple(temperature(part) for part in text.split(","))
+    return _each_once(temperature, text)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Some that are 1 or more, between commas, each once."""
+    return _each_once(count, text)
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """Some that are more than 0, between commas, each once."""
+    return _each_once(_rate, text)
+
+
+def _rate(text: str) -> float:
+    number = _number(text)
+    if not 0 < number < float("inf"):
+        raise ArgumentTypeError(f"{number} is not more than 0")
+    return number
+
+
+def _each_once(parse: Callable[[str], _Number], text: str) -> tuple[_Number, ...]:
+    found = tuple(parse(part) for part in text.split(","))
     if len(set(found)) < len(found):
         raise ArgumentTypeError(f"{text} names one twice")
     return found

@@ -5,7 +5,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from queue import Queue
 from typing import Any
 
@@ -23,7 +23,7 @@ from workers.engine.sampling import SamplingParams
 from workers.request import Delta, GenerationRequest
 from workers.scheduler import Limits
 from workers.speculation.tree import Proposal, TokenTree
-from workers.verifier import EngineError, QueueFull, Verifier, build_verifier
+from workers.verifier import EngineError, QueueFull, Spent, Verifier, build_verifier
 
 Mood = str
 MOODS = ("well", "away", "dead", "late", "forgetful", "mad", "miscounting")
@@ -530,6 +530,57 @@ def test_what_cannot_be_served_is_refused_by_name(
     world.submit(ask("next"))
     run(world)
     world.check("next")
+
+
+def test_seconds_are_told_by_what_they_went_into(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that ticks whenever somebody looks: once before the drafts, after them, and last."""
+    monkeypatch.setattr("workers.verifier.perf_counter", map(float, count()).__next__)
+    world.submit(ask("r"))
+    run(world)
+    steps = world.verifier.gauges().steps
+    assert steps > 1
+    assert world.verifier.spent() == Spent(draft_s=steps, pass_s=steps)
+
+
+def test_what_was_spent_is_known_once_the_step_is_over(world: World) -> None:
+    told: list[Spent] = []
+    asker = threading.Thread(target=lambda: told.append(world.verifier.spent()))
+    settle = world.verifier._settle
+
+    def asked_meanwhile(*arguments: Any) -> int:
+        asker.start()
+        asker.join(timeout=0.05)
+        assert told == []
+        return settle(*arguments)
+
+    world.verifier._settle = asked_meanwhile  # type: ignore[method-assign]
+    world.submit(ask("r", max_tokens=1))
+    world.verifier.step()
+    asker.join()
+    assert told == [world.verifier.spent()] != [Spent()]
+
+
+def test_prefixes_are_forgotten_before_the_next_step_and_only_when_asked(world: World) -> None:
+    read: list[int] = []
+    forward = world.target.forward
+
+    def watched(pack: Pack) -> PassOutput:
+        read.append(len(pack.tokens()))
+        return forward(pack)
+
+    world.target.forward = watched  # type: ignore[method-assign]
+    prompt = [1, 2, 3, 4, 5, 6, 7, 1, 2]
+    firsts = []
+    for name in ("new", "known", "forgotten", "known again"):
+        if name == "forgotten":
+            world.verifier.forget_prefixes()
+        read.clear()
+        world.submit(ask(name, prompt, max_tokens=1))
+        run(world)
+        firsts.append(read[0])
+    assert firsts == [9, 1, 9, 1]
 
 
 def test_cancelling_before_the_first_step_and_for_unknown_ids(world: World) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,23 @@ import torch
 import deployments.config
 import deployments.pool
 from bench import llama_peers
+from deployments.admission import Admission
 from deployments.cli import main
 from deployments.commands import bench
-from deployments.config import DOMAINS
+from deployments.config import DOMAINS, SpeculationConfig
+from deployments.ingress import Ingress, create_app
+from deployments.links import TargetFacts
+from deployments.metrics import IngressMetrics
+from deployments.pool import verifier_over
+from deployments.prompt import Prompter
 from deployments.prompt_file import chat_ids, read_prompts
+from deployments.verifier import Engine, VerifierDeployment
+from router.decision import Outcome, RouteDecision, RouteRequest
+from tests.serving import listening
 from tests.tiny import make_target
 from workers.calibration import UNCALIBRATED
 from workers.completion import run_requests
+from workers.draft import DraftSpec
 from workers.engine.eagle import EagleConfig, new_eagle, save_eagle
 from workers.engine.model_store import DEFAULT_TARGET
 from workers.engine.sampling import SamplingParams
@@ -34,6 +44,7 @@ pytestmark = pytest.mark.usefixtures("single_thread")
 
 Command = Callable[..., dict[str, Any]]
 TINY = ("--dtype", "float32", "--threads", "1")
+DEFAULTS = ("--dtype", "bfloat16", "--threads", "0", "--target", DEFAULT_TARGET)
 
 
 @pytest.fixture
@@ -333,3 +344,177 @@ def test_bench_refuses_names_under_which_numbers_would_be_mixed_up(
     copy.parent.mkdir()
     copy.write_bytes(prompts.read_bytes())
     assert "prompts: two files are called 'songs'" in failed([*arguments, "--prompts", str(copy)])
+
+
+# -- bench load ----------------------------------------------------------------------------------
+
+
+Load = Callable[..., dict[str, Any]]
+SMALL = ("--requests", "6", "--max-tokens", "16")
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, prompts: Path) -> Load:
+    """Run bench load, and what it wrote: `out.json`, `out.md` and `out.png`."""
+
+    def run(*options: str) -> dict[str, Any]:
+        outs = {name: tmp_path / f"out.{name}" for name in ("json", "report", "plot")}
+        files = [part for name, out in outs.items() for part in (f"--{name}", str(out))]
+        arguments = ["bench", "load", "--prompts", str(prompts), *SMALL, *files, *options]
+        assert main(arguments) == 0
+        assert "| load | arm | done |" in outs["report"].read_text()
+        assert outs["plot"].read_bytes().startswith(b"\x89PNG")
+        summary: dict[str, Any] = json.loads(outs["json"].read_text())
+        return summary
+
+    return run
+
+
+def test_bench_load_measures_arms_by_load_and_their_texts_are_the_same(
+    shipped: None, loaded: Load, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--concurrency", "3,1", "--rates", "200", "--target", str(tiny_folder), *TINY]
+    found = loaded(*options)
+    assert [own["load"] for own in found["levels"]] == ["3 open", "1 open", "200/s"]
+    for level in found["levels"]:
+        assert list(level["arms"]) == ["plain", "auto"]
+        for row in level["arms"].values():
+            assert (row["done"], row["refused"], row["failed"]) == (6, {}, {})
+            assert row["exact_match"] == 1
+            assert row["first_text_s"]["p50"] <= row["whole_s"]["p50"]
+            assert 0 < row["kv_pages"] <= row["kv_pool"]
+            assert row["pass_share"] > 0
+        assert level["arms"]["plain"]["tau"] == 1
+    assert [own["arms"]["auto"]["most_open"] for own in found["levels"][:2]] == [3, 1]
+    settings = found["run"]["settings"]
+    assert (settings["url"], settings["max_running"], settings["requests"]) == (None, 8, 6)
+    assert settings["prompts"] == {"songs": 3}
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert [line.split()[:3] for line in lines[1:3]] == [
+        ["3", "open", "plain"],
+        ["3", "open", "auto"],
+    ]
+    assert len(lines) == 1 + 2 * 3
+    assert "36/36" in captured.err
+
+
+def test_bench_load_counts_what_the_target_has_no_room_for(
+    loaded: Load, tiny_folder: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_prompt(prompts, "on and " * 100)
+    options = ["--concurrency", "2", "--arms", "plain", "--target", str(tiny_folder), *TINY]
+    [level] = loaded(*options)["levels"]
+    row = level["arms"]["plain"]
+    [(reason, number)] = row["refused"].items()
+    assert (row["done"], number) == (5, 1)
+    assert reason.startswith("max_tokens: 16 do not fit: the prompt has")
+    assert f"  1 refused: {reason}" in capsys.readouterr().out.splitlines()
+
+
+@pytest.fixture
+def server(tiny_folder: Path) -> Iterator[str]:
+    """Our HTTP application over a tiny target and its decode loop, with everything but Ray."""
+    drafts = [DraftSpec("ngram", "ngram")]
+    spec = TargetSpec(str(tiny_folder), dtype="float32", threads=1)
+    target = load_target(spec)
+    verifier = verifier_over(target, spec, drafts, limits=Limits(max_running=2))
+    verifier.start()
+    size, context = target.vocab_size, target.context_length
+    facts = TargetFacts("tiny", size, context, context, ("ngram",), created=0)
+    link = VerifierDeployment(lambda: Engine(verifier, facts, {}, None))
+    metrics, router = IngressMetrics(), LearntNothing()
+    admission = Admission(link, router, Prompter(target.tokenizer), SpeculationConfig())
+    try:
+        with listening(create_app(Ingress(link, router, admission, metrics), metrics)) as url:
+            yield url
+    finally:
+        verifier.stop()
+
+
+class LearntNothing:
+    """A router that always chooses the same."""
+
+    async def decide(self, request: RouteRequest) -> RouteDecision:
+        return RouteDecision("ngram", "default", "as ever", "f")
+
+    async def fingerprint(self, request: RouteRequest) -> str:
+        return "f"
+
+    async def observe(self, outcome: Outcome) -> None:
+        pass
+
+
+def test_bench_load_over_http_says_what_it_says_in_process(
+    server: str, loaded: Load, tiny_folder: Path
+) -> None:
+    over_http = loaded("--url", server, "--concurrency", "1,3", "--rates", "100", "--seed", "3")
+    assert [own["load"] for own in over_http["levels"]] == ["1 open", "3 open", "100/s"]
+    for level in over_http["levels"]:
+        for row in level["arms"].values():
+            assert (row["done"], row["refused"], row["failed"]) == (6, {}, {})
+            assert row["exact_match"] == 1
+            assert (row["kv_pages"], row["draft_share"]) == (None, None)
+        assert level["arms"]["plain"]["tau"] == 1
+    settings = over_http["run"]["settings"]
+    assert (settings["url"], settings["target"], settings["dtype"]) == (server, "tiny", None)
+    options = ["--concurrency", "1", "--arms", "plain", "--seed", "3", *TINY]
+    [inside] = loaded(*options, "--target", str(tiny_folder))["levels"]
+    outside = over_http["levels"][0]
+    assert inside["arms"]["plain"]["tokens"] == outside["arms"]["plain"]["tokens"]
+
+
+def test_bench_load_over_http_counts_the_refused_and_names_a_draft_that_is_not_there(
+    server: str, loaded: Load, prompts: Path, failed: Callable[[Sequence[str]], str]
+) -> None:
+    arguments = ["bench", "load", "--url", server, "--prompts", str(prompts), *SMALL]
+    said = failed([*arguments, "--concurrency", "1", "--arms", "plain,nobody"])
+    assert "arms: nobody does not answer the first prompt of songs: HTTP 400: speculation" in said
+
+    add_prompt(prompts, "on and " * 100)
+    [level] = loaded("--url", server, "--concurrency", "2")["levels"]
+    for row in level["arms"].values():
+        [(reason, number)] = row["refused"].items()
+        assert (row["done"], number) == (5, 1)
+        assert reason.startswith("HTTP 400: ")
+
+
+def add_prompt(prompts: Path, text: str) -> None:
+    lines = prompts.read_text(encoding="utf-8")
+    prompts.write_text(f"{lines}\n{json.dumps({'prompt': text})}", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--concurrency", "1,0"], "--concurrency: 0 is not 1 or more"),
+        (["--concurrency", "2,2"], "--concurrency: 2,2 names one twice"),
+        (["--concurrency", "16"], "requests: 6 cannot keep 16 open; give more"),
+        (["--concurrency", "x"], "--concurrency: 'x' is no whole number"),
+        (["--rates", "0"], "--rates: 0.0 is not more than 0"),
+        (["--rates", "1,inf"], "--rates: inf is not more than 0"),
+        (["--rates", "1,1.0"], "--rates: 1,1.0 names one twice"),
+        (["--requests", "0"], "--requests: 0 is not 1 or more"),
+        (["--temperature", "-1"], "--temperature: -1.0 is not 0 or more"),
+        (["--arms", "plain,plain"], "arms: two are called 'plain'"),
+        (["--arms", "auto,hybrid"], "arms: two stand for 'hybrid'"),
+        (["--arms", "plain,nobody"], "use 'plain' for plain decoding"),
+        (["--json", "/no/such/folder/x.json"], "json: there is no folder /no/such/folder"),
+        (["--plot", "/no/such/folder/x.png"], "plot: there is no folder /no/such/folder"),
+        (["--url", "http://127.0.0.1:8000"], "target: the server at --url has its target already"),
+        (["--url", "nowhere", *DEFAULTS], "url: no server tells at nowhere/v1/models"),
+        (["--url", "http://[", *DEFAULTS], "url: no server tells at http://[/v1/models"),
+    ],
+    ids=lambda value: " ".join(value[:2]).strip("-") if isinstance(value, list) else "",
+)
+def test_what_bench_load_cannot_measure_is_named(
+    tiny_folder: Path,
+    prompts: Path,
+    failed: Callable[[Sequence[str]], str],
+    options: list[str],
+    message: str,
+) -> None:
+    arguments = ["bench", "load", "--prompts", str(prompts), "--target", str(tiny_folder), *TINY]
+    assert message in failed(
+        [*arguments, *SMALL, "--concurrency", "1", "--arms", "plain", *options]
+    )
