@@ -14,6 +14,7 @@ _CONTEXT = 256
 _ROUNDS = 5
 _TOKEN = 0
 _PROBE = -1  # the number of no sequence
+_ANY_S = 0.02
 # How far an observation moves all of the curve, and its own place in addition.
 _ALL, _OWN = 0.05, 0.1
 # A step that took longer than so many times what was expected was disturbed: it counts as that.
@@ -59,6 +60,11 @@ class PassCosts:
         place = min(max(bisect_right(self._rows, rows) - 1, 0), len(self._rows) - 2)
         before, after = self._rows[place : place + 2]
         return place, (rows - before) / (after - before)
+
+
+def unknown_costs() -> PassCosts:
+    """As if rows were free; what is observed will tell."""
+    return PassCosts(dict.fromkeys(_ROWS, _ANY_S))
 
 
 def measure_pass_costs(target: Target) -> PassCosts:

@@ -19,7 +19,7 @@ from workers.draft import DraftClient, DraftSpec, Features
 from workers.draft_pool import Asking, DraftPool
 from workers.engine.pack import Pack, Segment, chain_parents
 from workers.engine.sampling import BadLogits
-from workers.pass_costs import measure_pass_costs
+from workers.pass_costs import PassCosts, measure_pass_costs, unknown_costs
 from workers.request import GenerationRequest
 from workers.scheduler import Limits, LiveSequence, Scheduler, Sink, Turn
 from workers.speculation.acceptance import Verdict
@@ -251,14 +251,30 @@ class Verifier:
         for sequence in self._scheduler.preempt():
             self._forget(sequence)
         if self._controller is None and not self._scheduler.running and self._wanted():
-            self._controller = Controller(measure_pass_costs(self._target))
+            self._controller = Controller(self._costs())
         for sequence in self._scheduler.admit():
             if sequence.draft:
                 self._drafts.commit(sequence.draft, sequence.number, 0, sequence.tokens)
 
     def _wanted(self) -> bool:
-        """Whether somebody in line leaves it to the controller how much is guessed."""
+        """Whether it is to be known what passes cost: a service with drafts asks before anybody
+        comes, else somebody in line leaves it to the controller how much is guessed.
+        """
+        if self._thread:
+            return bool(self._drafts.names())
         return any(s.draft and s.request.adaptive for s in self._scheduler.waiting)
+
+    def _costs(self) -> PassCosts:
+        """In the loop's thread: OpenMP keeps a team of threads for every thread that computes, and
+        where they outnumber the cores all are slow.
+        """
+        try:
+            return measure_pass_costs(self._target)
+        except Exception:
+            if self._target.sharded:  # the ranks are out of step
+                raise
+            logger.exception("passes could not be timed: requests will show what they cost")
+            return unknown_costs()
 
     def _end(self, sequence: LiveSequence) -> None:
         self._scheduler.leave(sequence)
@@ -273,10 +289,10 @@ class Verifier:
     # -- its thread ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Run the loop in a thread of its own until `stop`, once it is known what passes cost."""
+        """Run the loop in a thread of its own until `stop`. With drafts it begins with measuring
+        what passes cost.
+        """
         assert self._thread is None, "the loop is already running"
-        if self._drafts.names():
-            self._controller = Controller(measure_pass_costs(self._target))
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="decode-loop", daemon=True)
         self._thread.start()

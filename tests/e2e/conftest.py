@@ -60,7 +60,7 @@ def settings(long_folder: Path) -> dict[str, Any]:
             {"name": "twin", "kind": "lm", "layers": [0, 1]},
         ],
         "limits": {"max_running": 8, "max_queued": 8},
-        "speculation": {"draft_timeout_ms": 10_000},
+        "speculation": {"budget": 8, "draft_timeout_ms": 10_000},
     }
 
 

@@ -172,11 +172,13 @@ def test_the_official_client_raises_its_own_errors(client: openai.OpenAI) -> Non
 
 
 @pytest.mark.parametrize("draft", ["self", "inline", "twin", "auto"])
+@pytest.mark.parametrize("budget", [6, "auto"])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_p": 0.95, "seed": 3}])
 def test_a_draft_changes_the_speed_and_not_the_text(
-    http: httpx.Client, draft: str, sampling: dict[str, Any]
+    http: httpx.Client, draft: str, budget: int | str, sampling: dict[str, Any]
 ) -> None:
-    said = complete(http, max_tokens=120, **sampling, speculation={"draft": draft, "budget": 6})
+    wish = {"draft": draft, "budget": budget}
+    said = complete(http, max_tokens=120, **sampling, speculation=wish)
     assert text_of(said) == plain(http, max_tokens=120, **sampling)
     assert said["usage"]["completion_tokens"] == 120
     assert 0 <= said["speculation"]["accepted"] <= said["speculation"]["drafted"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.table_target import TableTarget
 from workers import pass_costs
-from workers.pass_costs import PassCosts, measure_pass_costs
+from workers.pass_costs import PassCosts, measure_pass_costs, unknown_costs
 
 CURVE = {1: 8.0, 2: 9.0, 4: 10.0, 8: 14.0}
 
@@ -68,3 +68,13 @@ def test_a_target_that_fails_gives_its_room_back() -> None:
     with pytest.raises(RuntimeError, match="no memory"):
         measure_pass_costs(target)
     assert target.pool.pages_free == target.pool.pages
+
+
+def test_what_is_not_known_is_learned() -> None:
+    costs = unknown_costs()
+    for _ in range(300):
+        for rows, seconds in CURVE.items():
+            costs.observe(rows, seconds / 1000)
+    assert [costs.at(rows) for rows in CURVE] == pytest.approx(
+        [s / 1000 for s in CURVE.values()], 0.1
+    )
