@@ -20,6 +20,10 @@ from workers.speculation.tree import Proposal, SparseLaw, TokenTree
 
 logger = logging.getLogger("outrider.draft_pool")
 
+# Of a proposal that is sampled, where as many nodes as pay are asked for: what was drawn must not
+# decide which of them are verified, so that it cannot be cut.
+_SAMPLED_NODES = 8
+
 Waiter = Callable[[float], list[Proposal | None]]
 
 
@@ -124,11 +128,14 @@ class DraftPool:
         return None
 
     def _request(self, asking: Asking) -> DraftRequest:
-        ratio_seed = asking.seed if asking.draft in self._ratio else None
+        ratio_seed, budget = None, asking.budget
+        if asking.draft in self._ratio:
+            ratio_seed = asking.seed
+            budget = min(budget, _SAMPLED_NODES) if asking.terms else budget
         return DraftRequest(
             asking.sequence,
             len(asking.tokens),
-            asking.budget,
+            budget,
             asking.depth,
             ratio_seed,
             asking.temperature,

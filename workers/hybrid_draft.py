@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Siblings that are sampled under the ratio test.
 SAMPLED = 4
 # The weight of the newest round in what a round takes, where a long prompt may have been read, and
-# what is left of that after a step without any: what was too dear must be tried again.
+# what every step leaves of that: what was too dear must be tried again.
 _NEWEST, _FORGET = 0.1, 0.98
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workers.answer import Answer
 from workers.controller import Controller, Step
-from workers.draft import DraftClient, DraftSpec, Features
+from workers.draft import DraftClient, DraftSpec, Features, Terms
 from workers.draft_pool import Asking, DraftPool
 from workers.engine.pack import Pack, Segment, chain_parents
 from workers.engine.sampling import BadLogits
@@ -65,6 +65,10 @@ class Spent:
 
     draft_s: float = 0.0
     pass_s: float = 0.0
+
+    def more(self, draft_s: float, pass_s: float) -> "Spent":
+        """With those of another step."""
+        return Spent(self.draft_s + draft_s, self.pass_s + pass_s)
 
 
 class Verifier:
@@ -129,8 +133,7 @@ class Verifier:
         self._target.pool.end_step()
         over = perf_counter()
         self._steps += 1
-        before = self._spent
-        self._spent = Spent(before.draft_s + guessed - began, before.pass_s + over - guessed)
+        self._spent = self._spent.more(guessed - began, over - guessed)
         if self._controller and any(turn.sequence.request.adaptive for turn in turns):
             self._controller.learn(
                 Step(
@@ -147,7 +150,8 @@ class Verifier:
     def _guess(self, turns: Sequence[Turn]) -> dict[int, Proposal]:
         """Proposals by sequence; of those who leave it to the controller, what pays."""
         decoding = sum(turn.decodes for turn in turns)
-        askings = [asking for turn in turns if (asking := self._asking(turn, decoding))]
+        terms = self._controller.terms(decoding) if self._controller and decoding else None
+        askings = [asking for turn in turns if (asking := self._asking(turn, terms))]
         found = self._drafts.propose(askings)
         loose = {asking.sequence for asking in askings if asking.terms} & found.keys()
         # A sampled proposal is verified as it was drawn.
@@ -158,18 +162,14 @@ class Verifier:
         rows += sum(len(own.tree) for sequence, own in found.items() if sequence not in loose)
         return found | self._controller.cut({s: found[s] for s in loose}, decoding, rows)
 
-    def _asking(self, turn: Turn, decoding: int) -> Asking | None:
-        """What to ask a draft for in a step in which so many decode; the last token of an answer
-        needs no guess.
-        """
+    def _asking(self, turn: Turn, terms: Terms | None) -> Asking | None:
+        """What to ask a draft for; the last token of an answer needs no guess."""
         sequence, depth = turn.sequence, turn.sequence.answer.room - 1
         if not turn.decodes or sequence.draft is None or depth < 1:
             return None
-        request, terms = sequence.request, None
-        if self._controller and request.adaptive:
-            if not self._controller.asks(sequence.number):
-                return None
-            terms = self._controller.terms(decoding)
+        request = sequence.request
+        if self._controller and request.adaptive and not self._controller.asks(sequence.number):
+            return None
         return Asking(
             sequence.number,
             sequence.draft,
@@ -178,7 +178,7 @@ class Verifier:
             depth,
             request.sampling.seed,
             request.sampling.temperature,
-            terms,
+            terms if request.adaptive else None,
         )
 
     def _segment(self, turn: Turn, proposals: Mapping[int, Proposal]) -> Segment:

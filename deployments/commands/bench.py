@@ -23,12 +23,12 @@ from deployments.commands.options import (
     TARGET_OPTIONS,
     add_budget_option,
     add_target_options,
+    add_temperature_option,
     count,
     counts,
     natural,
     rates,
     target_spec,
-    temperature,
     temperatures,
 )
 from deployments.pool import find_draft, open_verifier, verifier_over
@@ -176,13 +176,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         help="for each load and arm; prompts are used again when there are fewer (default: "
         "%(default)s)",
     )
-    parser.add_argument(
-        "--temperature",
-        type=temperature,
-        default=0.0,
-        metavar="T",
-        help="0 is greedy (default: %(default)s)",
-    )
+    add_temperature_option(parser)
     _add_seed_option(parser, "of the first request and of the arrivals; the next one has S + 1")
     parser.add_argument(
         "--arms",

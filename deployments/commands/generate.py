@@ -9,10 +9,10 @@ from typing import Any
 from deployments.commands.options import (
     add_budget_option,
     add_target_options,
+    add_temperature_option,
     count,
     natural,
     target_spec,
-    temperature,
 )
 from deployments.pool import PLAIN, find_draft, open_verifier
 from deployments.prompt_file import chat_ids
@@ -38,13 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: hybrid, or ngram with another target than the default one)",
     )
     add_budget_option(parser)
-    parser.add_argument(
-        "--temperature",
-        type=temperature,
-        default=0.0,
-        metavar="T",
-        help="0 is greedy (default: %(default)s)",
-    )
+    add_temperature_option(parser)
     parser.add_argument(
         "--top-p",
         type=float,

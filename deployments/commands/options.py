@@ -56,6 +56,17 @@ def add_budget_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_temperature_option(parser: argparse.ArgumentParser) -> None:
+    """--temperature."""
+    parser.add_argument(
+        "--temperature",
+        type=temperature,
+        default=0.0,
+        metavar="T",
+        help="0 is greedy (default: %(default)s)",
+    )
+
+
 def budget(text: str) -> Budget:
     """auto, or a value that must be 0 or more."""
     return AUTO if text == AUTO else natural(text)

@@ -2,12 +2,20 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from workers.draft import DraftRequest, DraftUnavailable, DraftUpdate, Features, InlineDraft
+from workers.draft import (
+    DraftRequest,
+    DraftUnavailable,
+    DraftUpdate,
+    Features,
+    InlineDraft,
+    Terms,
+)
 from workers.draft_pool import Asking, DraftPool
 from workers.speculation.tree import Proposal, SparseLaw, TokenTree
 
@@ -61,6 +69,17 @@ def test_each_draft_is_asked_once_for_all_its_sequences() -> None:
     assert found == {0: GOOD, 1: GOOD, 2: GOOD}
     assert one.heard[0] == [DraftRequest(0, 3, 4, 3), DraftRequest(2, 3, 4, 3)]
     assert other.heard[0] == [DraftRequest(1, 3, 4, 3)]
+
+
+def test_what_is_sampled_is_small_where_as_many_nodes_as_pay_are_asked_for() -> None:
+    """It is not cut afterwards."""
+    sampled, plain = Scripted([GOOD] * 2), Scripted([GOOD])
+    adaptive = replace(ask(0, "sampled", budget=32), terms=Terms(100.0, (0.1,) * 32))
+    pool(ratio=["sampled"], sampled=sampled, plain=plain).propose(
+        [adaptive, ask(1, "sampled", budget=32), replace(adaptive, draft="plain")]
+    )
+    assert [request.budget for request in sampled.heard[0]] == [8, 32]
+    assert [request.budget for request in plain.heard[0]] == [32]
 
 
 def test_all_are_asked_before_anybody_is_waited_for_and_share_one_deadline() -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.table_target import TableTarget
@@ -50,8 +50,7 @@ def test_one_disturbed_step_moves_it_little_and_a_prompt_not_at_all() -> None:
 
 @given(st.integers(1, 30), st.sampled_from([1, 4, 16]))
 def test_any_target_is_measured_and_left_as_it_was(pages: int, page_size: int) -> None:
-    if pages * page_size < 2:
-        return
+    assume(pages * page_size > 1)
     target: Any = TableTarget(pages, page_size)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pass_costs, "_ROUNDS", 1)

@@ -3,7 +3,6 @@
 import math
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, pairwise
@@ -16,11 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.table_target import EOS, VOCABULARY, Letters, TableTarget, plain_tokens
-from workers import scheduler
+from workers import scheduler, verifier
 from workers.draft import DraftRequest, DraftSpec, DraftUnavailable, DraftUpdate, Features
 from workers.engine.pack import Pack
 from workers.engine.runner import PassOutput
 from workers.engine.sampling import SamplingParams
+from workers.pass_costs import PassCosts
 from workers.request import Delta, GenerationRequest
 from workers.scheduler import Limits
 from workers.speculation.tree import Proposal, TokenTree
@@ -599,8 +599,9 @@ def test_cancelling_before_the_first_step_and_for_unknown_ids(world: World) -> N
 @pytest.fixture
 def running(world: World) -> Iterator[World]:
     world.verifier.start()
-    while world.verifier._controller is None:  # what passes cost is measured first
-        time.sleep(0.001)
+    first = ask("first")
+    assert wait_for(world, first) is None  # what passes cost is known before anybody is served
+    del world.heard[first.id], world.expected[first.id]
     yield world
     if world.verifier._thread is not None:
         world.verifier.stop()
@@ -690,6 +691,24 @@ def test_after_a_failure_of_several_ranks_nothing_runs_on_them(running: World) -
     running.target.failing = None
     with pytest.raises(EngineError, match="stopped"):
         running.submit(ask("next"))
+
+
+def test_passes_that_cannot_be_timed_are_served_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_target: object) -> PassCosts:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(verifier, "measure_pass_costs", fail)
+    world.submit(ask("a", adaptive=True))
+    while world.verifier.step():
+        pass
+    world.check("a")
+    other = World(Limits())
+    other.target.sharded = True
+    other.submit(ask("b", adaptive=True))
+    with pytest.raises(RuntimeError, match="no memory"):
+        other.verifier.step()  # its ranks are out of step
 
 
 def test_one_in_line_outlives_the_failed_pass_of_another(world: World) -> None:

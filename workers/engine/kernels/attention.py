@@ -41,40 +41,46 @@ _WORD_BYTES, _VECTOR_BYTES = 4, 4 * LANES
 _FLOAT, _INT, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 
 
-def _scores_of(vectors: int) -> Callable[..., Any]:
-    """Of the scores of _KEYS keys, `vectors` vectors of queries from those at `asked` and `scores`
-    on. All but `left` are addresses, or bytes from one row to the next.
+@generated
+def _score_tile(
+    _: Any,
+    vectors: Any,
+    keys: Any,
+    between: Any,
+    slots: Any,
+    left: Any,
+    words: Any,
+    asked: Any,
+    asked_row: Any,
+    scores: Any,
+    scores_row: Any,
+    scaling: Any,
+    like: Any,
+) -> Any:
+    """Of the scores of _KEYS keys, 1 or 2 vectors of queries from those at `asked` and `scores` on.
+    All but `vectors` and `left` are addresses, or bytes from one row to the next.
 
     keys: of the first slot's; slots: of the keys' int64, of which there are `left`, the last one
     taken again and again; asked: queries as words of one float32 or two bfloat16, [words, lanes].
     """
 
-    @generated
-    def scores(
-        _: Any,
-        keys: Any,
-        between: Any,
-        slots: Any,
-        left: Any,
-        words: Any,
-        asked: Any,
-        asked_row: Any,
-        scores: Any,
-        scores_row: Any,
-        scaling: Any,
-        like: Any,
-    ) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
-            _Scores(builder, values, like, vectors).emit()
-            return context.get_dummy_value()
+    def generate(context: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
+        done = builder.append_basic_block("done")
+        choice = builder.switch(values[0], done)
+        for own in (1, 2):
+            case = builder.append_basic_block(f"vectors{own}")
+            choice.add_case(_LONG(own), case)
+            builder.position_at_end(case)
+            _Scores(builder, values[1:], like, own).emit()
+            builder.branch(done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 9, types.float32, like), generate
-
-    return scores
+    return types.void(*[types.int64] * 10, types.float32, like), generate
 
 
 class _Scores:
-    """Code for what `_scores_of` says."""
+    """Code for what `_score_tile` says."""
 
     def __init__(
         self, builder: ir.IRBuilder, given: Sequence[ir.Value], element: Any, vectors: int
@@ -144,9 +150,6 @@ class _Scores:
         return self._builder.load(self._builder.inttoptr(place, kind.as_pointer()), align=4)
 
 
-_scores_1, _scores_2 = _scores_of(1), _scores_of(2)
-
-
 @compiled()
 def _fetch_ahead(store: Any, head: Any, slots: Any, key: Any) -> None:
     """What a head has at one of the slots, if there is such a one."""
@@ -170,23 +173,9 @@ def _score(
             _fetch_ahead(store, head, slots, ahead)
         own = slots.ctypes.data + 8 * key
         left = len(slots) - key
-        for lane in range(0, lanes - LANES, 2 * LANES):
-            _scores_2(
-                keys,
-                store.strides[0],
-                own,
-                left,
-                words,
-                asked.ctypes.data + _WORD_BYTES * lane,
-                asked.strides[0],
-                scores.ctypes.data + key * scores.strides[0] + _WORD_BYTES * lane,
-                scores.strides[0],
-                scaling,
-                like,
-            )
-        if lanes % (2 * LANES):
-            lane = lanes - LANES
-            _scores_1(
+        for lane in range(0, lanes, 2 * LANES):
+            _score_tile(
+                min(2, (lanes - lane) // LANES),
                 keys,
                 store.strides[0],
                 own,

@@ -18,7 +18,12 @@ from numba.core.ccallback import CFunc
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _FOLDER = Path(__file__).parent
-_SOURCES = (*sorted(_FOLDER.glob("*.py")), _FOLDER.parent / "packed_weight.py")
+# The kernels, and where else they have constants from.
+_SOURCES = (
+    *sorted(_FOLDER.glob("*.py")),
+    _FOLDER.parent / "packed_weight.py",
+    _FOLDER.parents[1] / "speculation" / "noise.py",
+)
 _C_SIGNATURE = types.void(types.voidptr)
 
 
