@@ -28,12 +28,19 @@ def _readme(kind: DraftKind, card: Mapping[str, Any]) -> str:
         f"The target ({card['dtype']}) answered {card['answers']:,} prompts with "
         f"{card['tokens']:,} tokens, at temperatures {', '.join(map(str, card['temperatures']))}, "
         f"at most {card['max_tokens']} each; {card['held_out_tokens']:,} more were held out.",
+        _table(card) if "table_tokens" in card else "",
         _training(card) if "steps" in card else "",
         _measured(card),
         f"Command: `{run['command']}`\n\nRevision {run['revision']}, {run['date']}, "
         f"{run['machine']}, torch {run['versions']['torch']}.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _table(card: Mapping[str, Any]) -> str:
+    others = ", ".join(card["table_from"])
+    also = f", those of {others} among them" if others else ""
+    return f"## Table\n\n{card['table_tokens']:,} tokens{also}."
 
 
 def _training(card: Mapping[str, Any]) -> str:

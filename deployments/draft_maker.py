@@ -79,8 +79,8 @@ class MakerOptions:
     prompts: to learn from, by file; measured: prompts to measure on, None for some held out of the
     former; tokens: most that the target shall say; steps: of training, None for as many as
     `minutes` allow, or `EPOCHS`; start_from: a draft whose neural part is trained further, None to
-    start from the target's last layer; layers: of the target, that an lm draft starts from, () for
-    its first and last.
+    start from the target's last layer; table_from: drafts whose tables are learned as well; layers:
+    of the target, that an lm draft starts from, () for its first and last.
     """
 
     target: TargetSpec
@@ -94,6 +94,7 @@ class MakerOptions:
     tokens: int
     steps: int | None
     start_from: Path | None
+    table_from: tuple[Path, ...]
     minutes: float | None
     vocab: int
     layers: tuple[int, ...]
@@ -116,6 +117,7 @@ class DraftMaker:
         self._draft = self._work / "draft"
         # Now, and not after an hour of answers.
         self._start = self._eagle_to_start_from()
+        self._tables = [self._table_to_add(folder) for folder in options.table_from]
         check_layers(options.layers, self._model.num_hidden_layers)
         self._began = time.monotonic()
         self.facts: dict[str, Any] = {}
@@ -191,6 +193,7 @@ class DraftMaker:
             "target": asdict(self._identity),
             "dtype": options.target.dtype,
             "start_from": self._start and str(self._start.resolve()),
+            "table_from": [str(folder.resolve()) for folder in options.table_from],
         }
         saved: dict[str, Any] = json.loads(json.dumps(fixed))
         return saved
@@ -208,6 +211,18 @@ class DraftMaker:
         config = _eagle_config(self._model, options.vocab)
         check_continues(eagle, config, self._identity, "--start-from")
         return eagle
+
+    def _table_to_add(self, folder: Path) -> NgramTable:
+        if self._options.kind not in ("ngram", "hybrid"):
+            raise ValueError(
+                f"--table-from: goes with --kind ngram or hybrid, not {self._options.kind}"
+            )
+        kind = kind_of(folder)
+        if kind not in ("ngram", "hybrid"):
+            raise ValueError(f"--table-from: {folder} holds no ngram or hybrid draft")
+        table = NgramTable.load(member_folder(kind, folder, "ngram"))
+        self._vocabulary.check_same(table.vocabulary, "--table-from")
+        return table
 
     # -- answers -------------------------------------------------------------------------------
 
@@ -266,8 +281,10 @@ class DraftMaker:
         options = self._options
         # The end of the prompt is context for the first tokens of the answer.
         texts = [[*answer.prompt[-ORDER:], *answer.tokens] for answer in corpus.training]
+        texts += [text for other in self._tables for text in other.sequences()]
         card = {"domain": options.domain, "prompts": options.source, **self.facts}
         table = NgramTable.build(texts, self._vocabulary, card)
+        self.facts["table_tokens"] = len(table)
         folder = member_folder(options.kind, self._draft, "ngram")
         table.save(folder)
         texts_held_out = [bare_text(answer) for answer in corpus.held_out]
@@ -392,6 +409,7 @@ class DraftMaker:
             "dtype": options.target.dtype,
             "prompts": options.source,
             "start_from": _named(options.start_from),
+            "table_from": [str(folder) for folder in options.table_from],
             "temperatures": list(options.temperatures),
             "max_tokens": options.max_tokens,
             "seed": options.seed,

@@ -104,6 +104,15 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         "(default: start from the target's last layer)",
     )
     parser.add_argument(
+        "--table-from",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DRAFT",
+        help="an ngram or hybrid draft for the same target, whose table is learned beside the "
+        "answers to FILE; may be given several times",
+    )
+    parser.add_argument(
         "--vocab",
         type=count,
         default=4096,
@@ -189,6 +198,7 @@ def run(args: argparse.Namespace) -> int:
         tokens=args.tokens,
         steps=args.steps,
         start_from=args.start_from,
+        table_from=tuple(args.table_from),
         minutes=args.minutes,
         vocab=args.vocab,
         layers=args.layers or (),

@@ -112,6 +112,11 @@ class NgramTable:
         """Number of learned tokens."""
         return int((self._tokens != _BREAK).sum())
 
+    def sequences(self) -> list[list[int]]:
+        """What it was built from."""
+        parts = np.split(self._tokens, np.flatnonzero(self._tokens == _BREAK))
+        return [part[1:].tolist() for part in parts if len(part) > 1]
+
     def followers(self, context: Sequence[int]) -> list[Followers]:
         """What followed the last 1, 2, ... tokens of `context`, as far as they occur."""
         found = []

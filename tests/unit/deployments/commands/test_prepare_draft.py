@@ -17,7 +17,7 @@ from workers.calibration import CALIBRATION
 from workers.target import TargetSpec
 from workers.training import teacher
 from workers.training.distil import Trainer
-from workers.training.ngram_table import TOKENS
+from workers.training.ngram_table import TOKENS, NgramTable
 
 pytestmark = pytest.mark.usefixtures("single_thread")
 
@@ -332,6 +332,46 @@ def test_a_draft_may_start_from_another(prepare: Callable[..., int], tmp_path: P
         ).read_text(encoding="utf-8")
 
 
+def test_a_draft_may_learn_the_tables_of_others(
+    prepare: Callable[..., int], tmp_path: Path
+) -> None:
+    for kind, out in (("hybrid", "first"), ("ngram", "second")):
+        assert prepare(kind, out=out) == 0
+    others = [str(tmp_path / "first"), str(tmp_path / "second")]
+    both = ("--table-from", others[0], "--table-from", others[1])
+    assert prepare("ngram", *both, "--seed", "9", out="third") == 0
+    folders = (tmp_path / "first/ngram", tmp_path / "second", tmp_path / "third")
+    *learned, table = (NgramTable.load(folder) for folder in folders)
+    sequences = table.sequences()
+    for other in learned:
+        assert all(sequence in sequences for sequence in other.sequences())
+    card = json.loads((tmp_path / "third/card.json").read_text())
+    assert card["table_from"] == others
+    assert card["table_tokens"] == len(table) > sum(map(len, learned))
+    readme = (tmp_path / "third/README.md").read_text(encoding="utf-8")
+    assert f"{len(table):,} tokens, those of {', '.join(others)} among them" in readme
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("lm", "--table-from: goes with --kind ngram or hybrid, not lm"),
+        ("eagle", "--table-from: goes with --kind ngram or hybrid, not eagle"),
+        ("ngram", "nothing-here holds no ngram or hybrid draft"),
+    ],
+)
+def test_what_has_no_table_to_learn_is_refused(
+    prepare: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    message: str,
+) -> None:
+    assert prepare(kind, "--table-from", "nothing-here") == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "draft.work").exists()
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -377,6 +417,7 @@ def options_for(temperatures: tuple[float, ...]) -> MakerOptions:
         tokens=1,
         steps=None,
         start_from=None,
+        table_from=(),
         minutes=None,
         vocab=1,
         layers=(),

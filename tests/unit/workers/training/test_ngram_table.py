@@ -61,6 +61,11 @@ def test_counts_are_those_of_a_count_by_hand(
     assert len(table) == sum(map(len, sequences))
 
 
+def test_it_gives_back_the_sequences_that_it_was_built_from() -> None:
+    table = NgramTable.build([[1, 2, 3], [], [4], [5, 6]], VOCABULARY, CARD)
+    assert table.sequences() == [[1, 2, 3], [4], [5, 6]]
+
+
 def test_no_context_reaches_across_two_sequences() -> None:
     table = NgramTable.build([[1, 2], [3, 4]], VOCABULARY, CARD)
     assert table.followers([2]) == []
