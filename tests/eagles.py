@@ -30,7 +30,7 @@ def eagle_vocabulary(target: Path) -> Tensor:
 def eagle_config(vocabulary: int, **changes: Any) -> EagleConfig:
     settings: dict[str, Any] = {
         "hidden_size": HIDDEN,
-        "intermediate_size": 40,
+        "intermediate_size": 32,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 8,

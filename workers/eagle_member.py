@@ -13,38 +13,37 @@ from torch import Tensor
 
 from workers.draft import DraftUpdate, Features
 from workers.engine.eagle import EagleModel
-from workers.engine.eagle_pass import EaglePass, KeysAndValues, NewRows
+from workers.engine.eagle_pass import EaglePass, NewRows
+from workers.engine.eagle_store import Pairs
 from workers.speculation.tree import SparseLaw
 from workers.tree_growth import TreePath
 
 # Pairs taken in per call, so that long prompts do not make the others wait.
 CATCH_UP = 256
-# Tokens of each law that are told.
-LIKELIEST = 8
 
 
 @dataclass(slots=True)
 class _Followed:
     """One sequence. `first`: the position of its first pair; features: of positions from the first
     pair not yet taken in, one tensor per update, `waiting` in all; root: the state after the last
-    pair."""
+    pair, and what may follow."""
 
-    kv: KeysAndValues
+    pairs: Pairs
     tokens: list[int] = field(default_factory=list)
     first: int = 0
     features: list[Tensor] = field(default_factory=list)
     waiting: int = 0
-    root: Tensor | None = None
+    root: tuple[Tensor, SparseLaw] | None = None
     # The tree: where each node stands among those asked, its state, and its ancestors there.
     place: dict[TreePath, int] = field(default_factory=dict)
     states: list[Tensor] = field(default_factory=list)
 
     def hear(self, features: Features, values: Tensor) -> None:
         """Features that follow what is there; any others begin the sequence anew from there."""
-        expected = self.first + self.kv.committed + self.waiting
+        expected = self.first + self.pairs.committed + self.waiting
         if features.start != expected:
             self.first, self.features, self.root = features.start, [], None
-            self.waiting = self.kv.committed = 0
+            self.waiting = self.pairs.committed = 0
         self.features.append(values)
         self.waiting += len(values)
 
@@ -64,27 +63,28 @@ class EagleMember:
     """Answers, for nodes of any number of sequences in one pass, which tokens may follow."""
 
     def __init__(self, model: EagleModel) -> None:
-        self._model = model
         self._pass = EaglePass(model)
         self._layers = model.config.feature_layers
-        self._ids = model.vocabulary.tolist()
+        self._device = model.embedding.device
         self._followed: dict[int, _Followed] = {}
 
     def commit(self, update: DraftUpdate) -> None:
         """Learn what the target said and how it felt. An update that does not fit is ignored."""
         if update.start == 0:
+            self.forget(update.sequence)
             self._followed[update.sequence] = _Followed(self._pass.new_sequence())
         followed = self._followed.get(update.sequence)
         if followed is None or len(followed.tokens) != update.start:
             return
         followed.tokens.extend(update.tokens)
         if update.features is not None:
-            values = update.features.of(self._layers).to(self._model.embedding.device)
+            values = update.features.of(self._layers).to(self._device)
             followed.hear(update.features, values)
 
     def forget(self, sequence: int) -> None:
         """Drop a sequence, known or not."""
-        self._followed.pop(sequence, None)
+        if followed := self._followed.pop(sequence, None):
+            followed.pairs.drop()
 
     def length(self, sequence: int) -> int:
         """How many tokens of it are known."""
@@ -105,17 +105,16 @@ class EagleMember:
         behind, rows, left = [], [], CATCH_UP
         # Who is nearly there comes first.
         for followed in sorted((self._followed[s] for s in sequences), key=_waiting):
-            followed.place, followed.states, followed.kv.nodes = {}, [], 0
+            followed.place, followed.states, followed.pairs.nodes = {}, [], 0
             if own := self._next_pairs(followed, left):
                 left -= len(own.tokens)
                 behind.append(followed)
                 rows.append(own)
-        for followed, states in zip(behind, self._run(rows), strict=True):
-            followed.kv.committed += followed.kv.nodes
-            followed.kv.nodes = 0
-            followed.root = states[-1]
-        roots = {s: root for s in sequences if (root := self._root(self._followed[s])) is not None}
-        return dict(zip(roots, self._laws(list(roots.values())), strict=True))
+        for followed, told in zip(behind, self._pass.run(rows, fuse=True), strict=True):
+            followed.pairs.committed += followed.pairs.nodes
+            followed.pairs.nodes = 0
+            followed.root = told.states[-1], told.laws[0]
+        return {s: root[1] for s in sequences if (root := self._root(self._followed[s]))}
 
     @torch.inference_mode()
     def ask(self, questions: Sequence[tuple[int, Sequence[TreePath]]]) -> list[list[SparseLaw]]:
@@ -124,39 +123,39 @@ class EagleMember:
         A path's parent must be the root or have been asked about since the last `catch_up`.
         """
         rows = [self._nodes(self._followed[sequence], paths) for sequence, paths in questions]
-        passed = self._run(rows)
-        for (sequence, paths), states in zip(questions, passed, strict=True):
+        answers = self._pass.run(rows, fuse=False)
+        for (sequence, paths), told in zip(questions, answers, strict=True):
             followed = self._followed[sequence]
             first = len(followed.states)
             followed.place |= {path: first + row for row, path in enumerate(paths)}
-            followed.states.extend(states)
-        laws = iter(self._laws([state for states in passed for state in states]))
-        return [[next(laws) for _ in paths] for _, paths in questions]
+            followed.states.extend(told.states)
+        return [told.laws for told in answers]
 
-    def _root(self, followed: _Followed) -> Tensor | None:
-        """The state after the last token, once everything before it is taken in."""
-        done = followed.first + followed.kv.committed == len(followed.tokens) - 1
+    def _root(self, followed: _Followed) -> tuple[Tensor, SparseLaw] | None:
+        """What comes after the last token, once everything before it is taken in."""
+        done = followed.first + followed.pairs.committed == len(followed.tokens) - 1
         return followed.root if done else None
 
     def _next_pairs(self, followed: _Followed, most: int) -> NewRows | None:
         """Up to `most` pairs not yet taken in."""
-        start = followed.first + followed.kv.committed
+        start = followed.first + followed.pairs.committed
         size = min(most, followed.waiting, len(followed.tokens) - 1 - start)
         if size <= 0:
             return None
         return NewRows(
-            followed.kv,
+            followed.pairs,
             followed.tokens[start + 1 : start + 1 + size],
-            self._model.fuse(followed.take(size)),
-            range(followed.kv.committed, followed.kv.committed + size),
+            followed.take(size),
+            range(followed.pairs.committed, followed.pairs.committed + size),
             torch.ones(size, size, dtype=torch.bool).tril(),
+            wanted=1,
         )
 
     def _nodes(self, followed: _Followed, paths: Sequence[TreePath]) -> NewRows:
         assert followed.root is not None, "only a sequence that was taken in wholly is asked about"
-        old = followed.kv.nodes
+        old = followed.pairs.nodes
         parents = [
-            followed.root if len(path) == 1 else followed.states[followed.place[path[:-1]]]
+            followed.root[0] if len(path) == 1 else followed.states[followed.place[path[:-1]]]
             for path in paths
         ]
         seen = torch.zeros(len(paths), old + len(paths), dtype=torch.bool)
@@ -164,28 +163,12 @@ class EagleMember:
             seen[row, old + row] = True
             for depth in range(1, len(path)):
                 seen[row, followed.place[path[:depth]]] = True
-        last = followed.kv.committed - 1
+        last = followed.pairs.committed - 1
         return NewRows(
-            followed.kv,
+            followed.pairs,
             [path[-1] for path in paths],
             torch.stack(parents),
             [last + len(path) for path in paths],
             seen,
+            wanted=len(paths),
         )
-
-    def _run(self, rows: Sequence[NewRows]) -> list[Tensor]:
-        """One pass over all rows: their new states [rows, hidden], by sequence."""
-        if not rows:
-            return []
-        return list(self._pass.run(rows).split([len(own.tokens) for own in rows]))
-
-    def _laws(self, states: Sequence[Tensor]) -> list[SparseLaw]:
-        """The likeliest tokens after each state [hidden], and their probabilities."""
-        if not states:
-            return []
-        probs = self._pass.logits(torch.stack(list(states))).float().softmax(-1)
-        top = probs.topk(min(LIKELIEST, probs.shape[-1]), -1)
-        return [
-            SparseLaw(tuple(self._ids[token] for token in ids), tuple(own))
-            for ids, own in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        ]

@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyp
 
 from workers.calibration import UNCALIBRATED, Calibration, Pool, Regime, log_odds
 from workers.draft import DraftUpdate
-from workers.eagle_member import LIKELIEST
+from workers.engine.eagle_batch import LIKELIEST
 from workers.ngram_member import NgramMember
 from workers.speculation.tree import SparseLaw
 from workers.training.batch import BATCH_TEXTS, collate

@@ -193,9 +193,10 @@ def _load_eagle(folder: Path, target: Path, what: str, threads: int, device: str
     import torch
 
     from workers.eagle_member import EagleMember
-    from workers.engine.eagle import load_eagle, optimise_eagle
+    from workers.engine.compiled_eagle import can_compile
+    from workers.engine.eagle import load_eagle
 
     torch.set_num_threads(threads)
     model = load_eagle(folder, target, what).to(torch.device(device))
-    optimise_eagle(model)
-    return EagleMember(model)
+    # A draft only guesses, so bfloat16 will do where it is faster.
+    return EagleMember(model.to(torch.bfloat16) if can_compile(model) else model)

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
 from workers.engine.attention import rotate
-from workers.engine.packed_linear import can_pack, pack_linears
 from workers.engine.weights import TargetIdentity, Weights, identity_of
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -81,7 +80,7 @@ class EagleModel(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its states: float32 as trained; `optimise_eagle` may choose bfloat16."""
+        """Of its states: float32 as trained."""
         return self.norm.weight.dtype
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -369,12 +368,3 @@ def _own_tokens(d2t: Tensor, size: int, target_size: int) -> Tensor:
 def _shared_embedding(target: Path) -> Tensor:
     """One for all drafts of a process; it is the largest thing about them."""
     return Weights(target).embedding().to(torch.bfloat16)
-
-
-def optimise_eagle(model: EagleModel) -> None:
-    """Give it the machine's fastest layers, in place; a draft only guesses, so bfloat16 will do."""
-    device = model.embedding.device
-    if can_pack(torch.bfloat16, device):
-        pack_linears(model.to(torch.bfloat16))
-    elif can_pack(torch.float32, device):
-        pack_linears(model)

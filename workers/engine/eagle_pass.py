@@ -1,4 +1,4 @@
-"""The pass of an `eagle` draft in use, over new rows of any sequences."""
+"""The pass of an `eagle` draft in use: new rows of any sequences, and what may follow them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,134 +6,91 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.engine.attention import AttentionPlan, SegmentPlan
-from workers.engine.eagle import EagleModel, rotary
-from workers.engine.layer_steps import HeadShape, open_steps
-
-_FIRST_SLOTS = 256
-
-
-class KeysAndValues:
-    """Of one sequence: committed pairs, and behind them the tree's nodes in the order of asking.
-
-    keys, values: [slots, kv_heads, head_dim], doubled as they fill up.
-    """
-
-    def __init__(self, shape: HeadShape, dtype: torch.dtype, device: torch.device) -> None:
-        size = _FIRST_SLOTS, shape.kv_heads, shape.head_dim
-        self.keys = torch.zeros(size, dtype=dtype, device=device)
-        self.values = torch.zeros_like(self.keys)
-        self.committed = 0
-        self.nodes = 0
-        self._groups = shape.heads // shape.kv_heads
-        self._slots = torch.arange(_FIRST_SLOTS, device=device)
-
-    def append(self, seen: Tensor) -> AttentionPlan:
-        """Room behind all there is for new rows, which see all that is committed and of the nodes,
-        old and new, what `seen` [rows, nodes] says.
-        """
-        self.nodes += len(seen)
-        size = self.committed + self.nodes
-        self._make_room(size)
-        slots = self._slots[:size]
-        segment = SegmentPlan(slots, (0, size), seen, self._groups, self.keys.dtype)
-        return AttentionPlan((segment,), slots[-len(seen) :])
-
-    def _make_room(self, size: int) -> None:
-        while size > len(self.keys):
-            self.keys = torch.cat([self.keys, torch.zeros_like(self.keys)])
-            self.values = torch.cat([self.values, torch.zeros_like(self.values)])
-            self._slots = torch.arange(len(self.keys), device=self.keys.device)
+from workers.engine.attention import AttentionPlan
+from workers.engine.compiled_eagle import CompiledEagle, can_compile, layer_sizes
+from workers.engine.eagle import EagleModel
+from workers.engine.eagle_batch import EagleBatch, EagleCompute
+from workers.engine.eagle_store import EagleStore, Pairs
+from workers.engine.torch_eagle import TorchEagle
+from workers.speculation.tree import SparseLaw
 
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """Of one sequence: tokens, what stands in for the target's hidden states before them
-    [rows, hidden], positions among pairs, and which nodes, old and new, each sees [rows, nodes].
+    """Of one sequence: tokens, what is given with them (see `EagleBatch`), positions among pairs,
+    which nodes, old and new, each sees [rows, nodes], and of how many of the last rows is asked
+    what may follow.
     """
 
-    kv: KeysAndValues
+    pairs: Pairs
     tokens: Sequence[int]
-    hidden: Tensor
+    given: Tensor
     positions: Sequence[int]
     seen: Tensor
+    wanted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Of one sequence: states [rows, hidden], and the laws of the last rows, as many as wanted."""
+
+    states: Tensor
+    laws: list[SparseLaw]
 
 
 class EaglePass:
-    """What `EagleModel` computes, in the fewest steps."""
+    """What `EagleModel` computes, in the fastest way there is for it."""
 
     def __init__(self, model: EagleModel) -> None:
-        config = model.config
-        self._model = model
-        self._device = model.embedding.device
-        self._shape = HeadShape(
-            config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        )
-        self._steps = open_steps(self._shape, model.dtype, self._device)
-        self._eps = config.rms_norm_eps
-        self._angles = self._angles_of(_FIRST_SLOTS)
-        self._probe()
+        self._device, self._dtype = model.embedding.device, model.dtype
+        self._compute: EagleCompute
+        self._compute = CompiledEagle(model) if can_compile(model) else TorchEagle(model)
+        self._store = EagleStore(layer_sizes(model), model.dtype, self._device)
+        self._ids = model.vocabulary.tolist()
+
+    def new_sequence(self) -> Pairs:
+        """Nothing yet."""
+        return Pairs(self._store)
 
     @torch.inference_mode()
-    def _probe(self) -> None:
-        """Run one row: what is compiled at its first call is not so in somebody's request."""
-        hidden = torch.zeros(1, self._model.config.hidden_size, dtype=self._model.dtype)
-        seen = torch.ones(1, 1, dtype=torch.bool)
-        self.run([NewRows(self.new_sequence(), (0,), hidden.to(self._device), (0,), seen)])
-
-    def new_sequence(self) -> KeysAndValues:
-        """Nothing yet."""
-        return KeysAndValues(self._shape, self._model.dtype, self._device)
-
-    def run(self, rows: Sequence[NewRows]) -> Tensor:
-        """Their keys and values are there afterwards -> their states [all rows, hidden]."""
-        model, layer, steps = self._model, self._model.midlayer, self._steps
-        tokens = [token for own in rows for token in own.tokens]
-        positions = [position for own in rows for position in own.positions]
-        embedded = model.embed(torch.tensor(tokens, device=self._device))
-        x = torch.cat([own.hidden for own in rows])
-        both = [
-            self._norm(embedded, layer.input_layernorm.weight),
-            self._norm(x, layer.hidden_norm.weight),
-        ]
-        qkv = layer.qkv_proj(torch.cat(both, -1))
-        attended = self._attend(rows, qkv, positions)
-        delta = layer.o_proj(attended)
-        normal = steps.add_norm(x, delta, layer.post_attention_layernorm.weight, self._eps)
-        x += layer.down_proj(steps.gate(layer.gate_up_proj(normal)))
-        return x
-
-    def logits(self, states: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, draft_vocab_size]"""
-        scores: Tensor = self._model.lm_head(self._norm(states, self._model.norm.weight))
-        return scores
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self._steps.add_norm(x, torch.zeros_like(x), weight, self._eps)
-
-    def _angles_at(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [rows, head_dim], looked up: computing them took 80 us of a pass."""
-        if (last := max(positions)) >= len(self._angles[0]):
-            self._angles = self._angles_of(2 * last)
-        at = torch.tensor(positions, device=self._device)
-        cosine, sine = self._angles
-        return cosine[at], sine[at]
-
-    def _angles_of(self, size: int) -> tuple[Tensor, Tensor]:
-        """Of all positions below `size`: [size, head_dim] each."""
-        cosine, sine = rotary(self._model.config, torch.arange(size, device=self._device))
-        return cosine[:, 0].to(self._model.dtype), sine[:, 0].to(self._model.dtype)
-
-    def _attend(self, rows: Sequence[NewRows], qkv: Tensor, positions: Sequence[int]) -> Tensor:
-        """Each sequence to its own keys and values."""
-        sizes = [len(own.tokens) for own in rows]
-        cosine, sine = (part.split(sizes) for part in self._angles_at(positions))
-        attended = []
-        for own, *parts in zip(rows, qkv.split(sizes), cosine, sine, strict=True):
-            plan, (own_qkv, *angles) = own.kv.append(own.seen), parts
-            attended.append(
-                self._steps.attend(
-                    own_qkv, (angles[0], angles[1]), own.kv.keys, own.kv.values, plan
-                )
+    def run(self, rows: Sequence[NewRows], *, fuse: bool) -> list[Told]:
+        """One pass over all rows; their keys and values are there afterwards."""
+        if not rows:
+            return []
+        answer = self._compute(self._batch(rows, fuse), self._store)
+        states = answer.states.split([len(own.tokens) for own in rows])
+        laws = iter(
+            SparseLaw(tuple(self._ids[place] for place in places), tuple(own))
+            for places, own in zip(
+                answer.places.tolist(), answer.probabilities.tolist(), strict=True
             )
-        return attended[0] if len(attended) == 1 else torch.cat(attended)
+        )
+        return [
+            Told(own, [next(laws) for _ in range(asked.wanted)])
+            for own, asked in zip(states, rows, strict=True)
+        ]
+
+    def _batch(self, rows: Sequence[NewRows], fuse: bool) -> EagleBatch:
+        segments = tuple(own.pairs.append(own.seen) for own in rows)
+        new_slots = [own.slots[-own.size :] for own in segments]
+        given = [own.given for own in rows]
+        wanted: list[int] = []
+        last = 0
+        for own in rows:
+            last += len(own.tokens)
+            wanted.extend(range(last - own.wanted, last))
+        return EagleBatch(
+            self._numbers([token for own in rows for token in own.tokens]),
+            self._numbers([position for own in rows for position in own.positions]),
+            _joined(given).to(self._dtype),
+            fuse,
+            AttentionPlan(segments, _joined(new_slots)),
+            self._numbers(wanted),
+        )
+
+    def _numbers(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

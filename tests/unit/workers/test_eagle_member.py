@@ -3,7 +3,7 @@
 The oracle is training's own unroll, one text and one path at a time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,9 +21,12 @@ from tests.eagles import (
 )
 from workers import eagle_member
 from workers.draft import DraftUpdate, Features
-from workers.eagle_member import LIKELIEST, EagleMember
+from workers.eagle_member import EagleMember
+from workers.engine import eagle_pass, pass_work
 from workers.engine.eagle import EagleModel
-from workers.engine.eagle_pass import _FIRST_SLOTS, NewRows
+from workers.engine.eagle_batch import LIKELIEST
+from workers.engine.eagle_pass import NewRows, Told
+from workers.engine.eagle_store import _FIRST_BLOCKS, BLOCK_SLOTS
 from workers.speculation.tree import SparseLaw
 from workers.tree_growth import TreePath as Tokens
 
@@ -36,6 +39,17 @@ OTHER_TOKENS, OTHER_FEATURES = some_tokens(24, seed=1), some_features(24, seed=1
 @pytest.fixture(scope="module")
 def model(tiny_folder: Path) -> EagleModel:
     return attentive_eagle(tiny_folder)
+
+
+@pytest.fixture(scope="module", params=["compiled", "torch"], autouse=True)
+def compute(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test with both, where there are both."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(eagle_pass, "can_compile", lambda model: False)
+        elif not pass_work.COMPILES:
+            pytest.skip("nothing is compiled here")
+        yield
 
 
 @pytest.fixture
@@ -185,7 +199,7 @@ def test_an_answer_may_grow_far_beyond_its_first_slots(
     model: EagleModel, member: EagleMember
 ) -> None:
     """The tree's nodes and the pairs behind them find room as well."""
-    length = _FIRST_SLOTS + 2
+    length = _FIRST_BLOCKS * BLOCK_SLOTS + 2
     tokens, features = some_tokens(3 * length), some_features(3 * length)
     tell(member, tokens[: length - 3], features)
     for known in (length - 3, length, 3 * length):
@@ -200,6 +214,14 @@ def test_an_answer_may_grow_far_beyond_its_first_slots(
         (deeper,) = member.ask([(0, [(6, 8)])])
         check(model, laws[2], trained_law(model, tokens[:known], features, (7,)))
         check(model, deeper[0], trained_law(model, tokens[:known], features, (6, 8)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_target_of_any_dtype_can_be_read(
+    model: EagleModel, member: EagleMember, dtype: torch.dtype
+) -> None:
+    tell(member, TOKENS, FEATURES.to(dtype))
+    check(model, root(member), trained_law(model, TOKENS, FEATURES.to(dtype).float(), ()))
 
 
 # -- what it knows ---------------------------------------------------------------------------------
@@ -284,6 +306,26 @@ def test_begun_anew_it_remembers_nothing(
     check(model, root(member), trained_law(model, OTHER_TOKENS, OTHER_FEATURES, ()))
 
 
+def test_what_is_forgotten_leaves_its_place_to_others(model: EagleModel) -> None:
+    """Sequences come and go, some begun anew, and the store has grown once and for all."""
+    member = EagleMember(model)
+    store = member._pass._store
+    for turn in range(3):
+        for sequence in range(_FIRST_BLOCKS + 1):
+            tell(member, TOKENS, FEATURES, sequence)
+            check(model, root(member, sequence), trained_law(model, TOKENS, FEATURES, ()))
+            if sequence % 2:
+                tell(member, OTHER_TOKENS, OTHER_FEATURES, sequence)
+                law = root(member, sequence)
+                check(model, law, trained_law(model, OTHER_TOKENS, OTHER_FEATURES, ()))
+        for sequence in range(turn, _FIRST_BLOCKS + 1):
+            member.forget(sequence)
+    for sequence in range(2):
+        member.forget(sequence)
+    assert len(store.keys) == 2 * _FIRST_BLOCKS * BLOCK_SLOTS
+    assert sorted(store._free) == list(range(2 * _FIRST_BLOCKS))
+
+
 def test_forgetting_the_unknown_is_no_error_and_costs_nobody_anything(member: EagleMember) -> None:
     tell(member, TOKENS, FEATURES, sequence=1)
     law = root(member, 1)
@@ -310,13 +352,13 @@ def test_several_long_prompts_share_what_a_call_takes_in(
     for sequence in range(3):
         tell(member, TOKENS, FEATURES, sequence)
     rows: list[int] = []
-    run = member._run
+    run = member._pass.run
 
-    def counting(own: Sequence[NewRows]) -> list[Tensor]:
+    def counting(own: Sequence[NewRows], *, fuse: bool) -> list[Told]:
         rows.append(sum(len(one.tokens) for one in own))
-        return run(own)
+        return run(own, fuse=fuse)
 
-    monkeypatch.setattr(member, "_run", counting)
+    monkeypatch.setattr(member._pass, "run", counting)
     while len(laws := member.catch_up(range(3))) < 3:
         pass
     assert max(rows) == 10
@@ -330,7 +372,7 @@ def test_a_pass_that_fails_costs_what_it_took_in_and_no_more(
 ) -> None:
     tell(member, TOKENS[:20], FEATURES)
     with monkeypatch.context() as broken:
-        broken.setattr(model.midlayer.down_proj, "forward", lambda _: 1 / 0)
+        broken.setattr(member._pass, "_compute", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             member.catch_up([0])
     assert member.catch_up([0]) == {}

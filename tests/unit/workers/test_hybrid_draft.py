@@ -18,8 +18,9 @@ from tests.eagles import (
 from workers import eagle_member, tree_growth
 from workers.calibration import CALIBRATION, UNCALIBRATED, Calibration, Pool, Regime
 from workers.draft import DraftKind, DraftRequest, DraftSpec, DraftUpdate, Features, load_draft
-from workers.eagle_member import LIKELIEST, EagleMember
+from workers.eagle_member import EagleMember
 from workers.engine.eagle import EagleModel
+from workers.engine.eagle_batch import LIKELIEST
 from workers.engine.vocabulary import Vocabulary, vocabulary_of
 from workers.hybrid_draft import HybridDraft, kind_of
 from workers.ngram_member import NgramMember

@@ -1,7 +1,6 @@
 """Attention, cut into items that threads take in turn. All sums are float32."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -10,7 +9,7 @@ from llvmlite import ir
 from numba import types
 from numba.np.numpy_support import carray
 
-from workers.engine.kernels.compiling import c_function, compiled
+from workers.engine.kernels.compiling import compiled
 from workers.engine.kernels.elements import (
     FLOAT32,
     INT64,
@@ -26,8 +25,8 @@ from workers.engine.kernels.elements import (
 )
 from workers.engine.kernels.terms import FLOATS, INTS, LANES, TERMS_OF, float_terms, spread
 
-# What `attention_worker` reads.
-WORK_FIELDS, ITEM_FIELDS, SEGMENT_FIELDS = 13, 4, 6
+# What `attend_items` reads of each.
+ITEM_FIELDS, SEGMENT_FIELDS = 4, 6
 
 # Keys, and rows of a product, that are taken at once.
 _KEYS, _ROWS = 8, 4
@@ -411,36 +410,3 @@ def attend_items(
         unseen = carray(pointer(own[1], FLOAT32), (fresh, own_rows))[: fresh - there + count]
         head = number % kv_heads
         _attend(asked, own_keys, own_values, slots, unseen, first, head, begin, size, given, like)
-
-
-@compiled()
-def _attend_work(work: Any, like: Any) -> None:
-    attend_items(
-        work[0],
-        work[1],
-        work[2],
-        work[3],
-        work[4],
-        work[5],
-        work[6],
-        work[7],
-        work[8],
-        work[9],
-        work[10],
-        work[11],
-        work[12],
-        like,
-    )
-
-
-@cache
-def attention_worker(kind: Any) -> int:
-    """The address of a C function for elements of a kind, for one thread or several at once. It
-    takes the address of WORK_FIELDS int64: what `attend_items` takes.
-    """
-    like = kind(0)
-
-    def attend(work: Any) -> None:
-        _attend_work(carray(work, (WORK_FIELDS,), np.int64), like)
-
-    return c_function(attend)

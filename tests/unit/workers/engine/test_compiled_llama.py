@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.tiny import make_target
-from workers.engine import compiled_llama, passes
+from workers.engine import pass_work, passes
 from workers.engine.compiled_llama import CompiledLlama, can_compile
 from workers.engine.model import load_model
 from workers.engine.pack import Pack, Segment, chain_parents, tree_parents
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 FEATURES = (1, 3)
 DTYPES = ["float32", "bfloat16"]
 
-pytestmark = pytest.mark.skipif(compiled_llama.program is None, reason="nothing is compiled here")
+pytestmark = pytest.mark.skipif(not pass_work.COMPILES, reason="nothing is compiled here")
 
 
 @pytest.fixture(scope="module")

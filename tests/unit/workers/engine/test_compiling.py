@@ -8,26 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from workers.engine import layer_steps
+from workers.engine import pass_work
 
-pytestmark = pytest.mark.skipif(layer_steps.layer is None, reason="nothing is compiled here")
+pytestmark = pytest.mark.skipif(not pass_work.COMPILES, reason="nothing is compiled here")
 
-WORKERS = Path(layer_steps.__file__).parents[1]
-GATE = """
+WORKERS = Path(pass_work.__file__).parents[1]
+LIKELIEST = """
 import numpy as np
-from workers.engine.kernels import elements, layer
-both, out = np.ones(2, np.float32), np.zeros(1, np.float32)
-layer.gate(both.ctypes.data, out.ctypes.data, 1, 1, elements.FLOAT32)
-kept = sum(layer.gate.stats.cache_hits.values())
-print(out[0], kept)
+from workers.engine.kernels.eagle import likeliest
+places, probabilities = np.zeros(1, np.int64), np.zeros(1, np.float32)
+likeliest(np.array([0, 1], np.float32), places, probabilities)
+kept = sum(likeliest.stats.cache_hits.values())
+print(probabilities[0], kept)
 """
 
 
-def gate_in(folder: Path) -> tuple[float, int]:
-    """What the gate of a copy of the package makes of 1 and 1, and how often it was kept code."""
+def likeliest_in(folder: Path) -> tuple[float, int]:
+    """What a copy of the package makes of two scores, and how often it was kept code."""
     environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
     done = subprocess.run(
-        [sys.executable, "-c", GATE],
+        [sys.executable, "-c", LIKELIEST],
         env=environment,
         cwd=folder,
         capture_output=True,
@@ -42,12 +42,12 @@ def test_code_is_kept_until_any_of_its_sources_changes(tmp_path: Path) -> None:
     shutil.copytree(
         WORKERS, tmp_path / "workers", ignore=shutil.ignore_patterns("__pycache__", "training")
     )
-    silu_of_1 = pytest.approx(0.7310586)
-    assert gate_in(tmp_path) == (silu_of_1, 0)
-    assert gate_in(tmp_path) == (silu_of_1, 1)
+    of_two = pytest.approx(0.7310586)
+    assert likeliest_in(tmp_path) == (of_two, 0)
+    assert likeliest_in(tmp_path) == (of_two, 1)
     elements = tmp_path / "workers" / "engine" / "kernels" / "elements.py"
     source = elements.read_text(encoding="utf-8")
     last = "return _scaled(p * (r * r) + r + np.float32(1), power)"
     assert last in source
     elements.write_text(source.replace(last, "return np.float32(1)"), encoding="utf-8")
-    assert gate_in(tmp_path) == (0.5, 0), "exp is in another file than the gate"
+    assert likeliest_in(tmp_path) == (0.5, 0), "exp is in another file"

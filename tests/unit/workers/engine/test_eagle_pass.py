@@ -1,0 +1,100 @@
+"""The compiled pass of an eagle draft says what torch's says, in the dtypes that it is for."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.eagles import HIDDEN, LAYERS, attentive_eagle, save_tiny_eagle, tiny_eagle
+from workers.draft import DraftSpec
+from workers.eagle_member import EagleMember
+from workers.engine import eagle_pass, pass_work
+from workers.engine.compiled_eagle import CompiledEagle, can_compile
+from workers.engine.eagle import EagleModel
+from workers.engine.eagle_batch import LIKELIEST
+from workers.engine.eagle_pass import EaglePass, NewRows, Told
+from workers.hybrid_draft import load_hybrid_draft
+
+pytestmark = [
+    pytest.mark.usefixtures("single_thread"),
+    pytest.mark.skipif(not pass_work.COMPILES, reason="nothing is compiled here"),
+]
+
+
+def some(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def told_by(model: EagleModel) -> list[Told]:
+    """Two prompts, two nodes below the first, a third below both prompts."""
+    run = EaglePass(model)
+    one, two = run.new_sequence(), run.new_sequence()
+    features = some(19, len(LAYERS) * HIDDEN)
+    causal = torch.ones(12, 12, dtype=torch.bool).tril()
+    prompts = run.run(
+        [
+            NewRows(one, range(20, 32), features[:12], range(12), causal, 1),
+            NewRows(two, range(40, 47), features[12:], range(7), causal[:7, :7], 3),
+        ],
+        fuse=True,
+    )
+    for pairs in (one, two):
+        pairs.committed, pairs.nodes = pairs.nodes, 0
+    roots = [told.states[-1:] for told in prompts]
+    apart = torch.eye(2, dtype=torch.bool)
+    nodes = run.run([NewRows(one, (5, 6), roots[0].repeat(2, 1), (12, 12), apart, 2)], fuse=False)
+    below = torch.tensor([[False, True, True]])
+    deeper = run.run(
+        [
+            NewRows(one, (7,), nodes[0].states[1:], (13,), below, 1),
+            NewRows(two, (7,), roots[1], (7,), below[:, 1:2], 1),
+        ],
+        fuse=False,
+    )
+    return [*prompts, *nodes, *deeper]
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+def test_it_is_as_close_to_torchs_as_rounding_allows(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, close: float
+) -> None:
+    model = attentive_eagle(tiny_folder).to(dtype)
+    assert isinstance(EaglePass(model)._compute, CompiledEagle)
+    ours = told_by(model)
+    monkeypatch.setattr(eagle_pass, "can_compile", lambda model: False)
+    for mine, theirs in zip(ours, told_by(model), strict=True):
+        assert mine.states.dtype == dtype
+        scale = float(theirs.states.abs().max())
+        torch.testing.assert_close(mine.states, theirs.states, rtol=0, atol=close * scale)
+        for law, other in zip(mine.laws, theirs.laws, strict=True):
+            assert law.probs == pytest.approx(other.probs, rel=10 * close)
+            if dtype == torch.float32:
+                assert law.ids == other.ids
+
+
+def test_it_guesses_no_more_tokens_than_there_are(tiny_folder: Path) -> None:
+    """Its head is filled up to whole vectors, with scores of nothing."""
+    few = torch.tensor([9, 40, 77])
+    assert len(few) < LIKELIEST
+    told = told_by(tiny_eagle(tiny_folder, vocabulary=few))
+    for law in (law for own in told for law in own.laws):
+        assert sorted(law.ids) == few.tolist()
+        assert sum(law.probs) == pytest.approx(1)
+
+
+def test_sizes_that_fill_no_vectors_are_left_to_torch(tiny_folder: Path) -> None:
+    assert can_compile(tiny_eagle(tiny_folder))
+    assert not can_compile(tiny_eagle(tiny_folder, intermediate_size=40))
+    assert not can_compile(tiny_eagle(tiny_folder).to(torch.float16))
+
+
+def test_a_loaded_draft_runs_in_bfloat16(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = save_tiny_eagle(tiny_eagle(tiny_folder), tmp_path / "draft", tiny_folder)
+    (folder / "calibration.json").write_bytes(
+        Path("drafts/code/eagle/calibration.json").read_bytes()
+    )
+    spec = DraftSpec("d", "eagle", path=str(folder))
+    member = load_hybrid_draft(spec, tiny_folder, threads=1, device="cpu")._eagle
+    assert isinstance(member, EagleMember)
+    assert member._pass._dtype == torch.bfloat16
