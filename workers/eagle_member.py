@@ -8,6 +8,7 @@ last of them hangs the token tree: a node's state is made of its own token and i
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -147,7 +148,7 @@ class EagleMember:
             followed.tokens[start + 1 : start + 1 + size],
             followed.take(size),
             range(followed.pairs.committed, followed.pairs.committed + size),
-            torch.ones(size, size, dtype=torch.bool).tril(),
+            np.tri(size, dtype=np.bool_),
             wanted=1,
         )
 
@@ -158,7 +159,7 @@ class EagleMember:
             followed.root[0] if len(path) == 1 else followed.states[followed.place[path[:-1]]]
             for path in paths
         ]
-        seen = torch.zeros(len(paths), old + len(paths), dtype=torch.bool)
+        seen = np.zeros((len(paths), old + len(paths)), dtype=np.bool_)
         for row, path in enumerate(paths):
             seen[row, old + row] = True
             for depth in range(1, len(path)):

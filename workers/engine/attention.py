@@ -10,7 +10,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
@@ -27,13 +29,13 @@ _ITEM_QUERIES = 32
 class SegmentPlan:
     """One segment, or a part of one, ready for attention in every layer.
 
-    slots: of all keys; extent: the range that they are, if they are one; seen [T, n] bool: which of
+    slots: of all keys; extent: the range that they are, if they are one; seen [T, n]: which of
     the last n keys each query sees, all of the keys before; groups: query heads per KV head.
     """
 
     slots: Tensor
     extent: tuple[int, int] | None
-    seen: Tensor
+    seen: NDArray[np.bool_]
     groups: int
     dtype: torch.dtype
 
@@ -50,20 +52,18 @@ class SegmentPlan:
         if self.seen.all():
             return None
         bias = torch.zeros(self.size, len(self.slots), dtype=self.dtype)
-        bias[:, -self.seen.shape[1] :].masked_fill_(~self.seen, float("-inf"))
+        bias[:, -self.seen.shape[1] :].masked_fill_(torch.from_numpy(~self.seen), float("-inf"))
         return bias.repeat(self.groups, 1).to(self.slots.device)[None, None]
 
     @cached_property
-    def unseen(self) -> Tensor:
-        """Of the last keys alone, below each other: [n, T] float32, 0 or -inf."""
-        hidden = ~self.seen.T
-        return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+    def unseen(self) -> NDArray[np.float32]:
+        """Of the last keys alone, below each other: [n, T], 0 or -inf."""
+        return np.where(np.ascontiguousarray(self.seen.T), np.float32(0), np.float32("-inf"))
 
     def items(self, number: int) -> Iterator[tuple[int, int, int, int]]:
         """Its queries in groups, as `AttentionPlan.items` has them; `number`: its own."""
-        after = len(self.slots) - self.seen.shape[1]
-        places = torch.arange(1, self.seen.shape[1] + 1)
-        ends = (after + (self.seen * places).amax(1)).tolist() * self.groups
+        # The last that it sees is the first from behind.
+        ends = (len(self.slots) - self.seen[:, ::-1].argmax(1)).tolist() * self.groups
         for begin in range(0, len(ends), _ITEM_QUERIES):
             own = ends[begin : begin + _ITEM_QUERIES]
             yield number, begin, len(own), max(own)
@@ -85,25 +85,25 @@ class AttentionPlan:
     new_slots: Tensor  # [T of the pack] slots that receive this pass's keys and values
 
     @cached_property
-    def items(self) -> Tensor:
-        """Groups of queries for threads to take in turn, the largest first: [n, 4] int64. Segment;
+    def items(self) -> NDArray[np.int64]:
+        """Groups of queries for threads to take in turn, the largest first: [n, 4]. Segment;
         number of the first query, where number n is row n % T of the segment and group n // T of
         query heads; how many; and how many keys, all of what some of them see.
         """
         found = [item for number, own in enumerate(self.segments) for item in own.items(number)]
-        return torch.tensor(sorted(found, key=_work, reverse=True))
+        return np.array(sorted(found, key=_work, reverse=True))
 
     @cached_property
-    def table(self) -> Tensor:
+    def table(self) -> NDArray[np.int64]:
         """Of each segment, the addresses of `slots` and `unseen`, its first row in the pack, its
-        rows, keys, and how many of these `unseen` is about: [segments, 6] int64.
+        rows, keys, and how many of these `unseen` is about: [segments, 6].
         """
         rows, first = [], 0
         for own in self.segments:
             sizes = first, own.size, len(own.slots), len(own.unseen)
-            rows.append((own.slots.data_ptr(), own.unseen.data_ptr(), *sizes))
+            rows.append((own.slots.data_ptr(), own.unseen.ctypes.data, *sizes))
             first += own.size
-        return torch.tensor(rows)
+        return np.array(rows)
 
     @classmethod
     def build(
@@ -113,7 +113,8 @@ class AttentionPlan:
         plans = tuple(
             plan for segment in pack.segments for plan in _plans_of(segment, groups, dtype, device)
         )
-        return cls(plans, torch.cat([plan.slots[-plan.size :] for plan in plans]))
+        new = [plan.slots[-plan.size :] for plan in plans]
+        return cls(plans, new[0] if len(new) == 1 else torch.cat(new))
 
 
 def _work(item: tuple[int, int, int, int]) -> int:

@@ -2,8 +2,8 @@
 
 import torch
 
-from workers.engine.eagle import EagleModel
-from workers.engine.eagle_batch import LIKELIEST, Angles, EagleAnswer, EagleBatch
+from workers.engine.eagle import EagleModel, angle_table
+from workers.engine.eagle_batch import LIKELIEST, EagleAnswer, EagleBatch
 from workers.engine.eagle_store import EagleStore
 from workers.engine.packed_weight import BLOCK, pack
 from workers.engine.pass_work import COMPILES, ELEMENTS, LayerSizes, LayerTable, Rows, run_pass
@@ -34,7 +34,7 @@ class CompiledEagle:
         config, layer = model.config, model.midlayer
         self._sizes = layer_sizes(model)
         self._epsilon = torch.tensor([config.rms_norm_eps], dtype=torch.float32)
-        self._angles = Angles(config, model.dtype, model.embedding.device)
+        self._angles = angle_table(model)
         self._embedding = model.embedding.to(model.dtype)
         self._norm_of_embedded = layer.input_layernorm.weight
         self._to_fuse = pack(model.fc.weight)

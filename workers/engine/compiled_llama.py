@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from workers.engine.angles import AngleTable
 from workers.engine.attention import AttentionPlan
 from workers.engine.kv_store import KVStore
 from workers.engine.packed_weight import BLOCK, pack, quantise
@@ -42,7 +43,7 @@ class CompiledLlama:
     ) -> None:
         config = model.config
         self._embedding = model.model.embed_tokens.weight
-        self._rotary = model.model.rotary_emb
+        self._angles = _angle_table(model)
         self._sizes = LayerSizes(
             config.hidden_size,
             config.intermediate_size,
@@ -84,13 +85,10 @@ class CompiledLlama:
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, rows: Tensor, store: KVStore, plan: AttentionPlan
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """tokens, positions [T], rows: those whose logits are wanted -> logits [rows, vocabulary],
-        and by feature layer the hidden states [T, hidden].
-        """
+    ) -> tuple[Tensor, Tensor]:
+        """As `workers.engine.passes.ModelPass` has it."""
         x = self._embedding[tokens]
-        angles = self._rotary(x[None], positions[None])
-        features = {layer: torch.empty_like(x) for layer in self._feature_layers}
+        features = x.new_empty(len(self._feature_layers), *x.shape)
         self._place(store, features)
         logits = x.new_empty(len(rows), self._outputs)
         run_pass(
@@ -99,19 +97,29 @@ class CompiledLlama:
             self._table,
             self._sizes,
             self._epsilon,
-            Rows(x, angles, plan, len(store.keys[0]), rows, logits),
+            Rows(x, self._angles.at(positions), plan, len(store.keys[0]), rows, logits),
             bytes_wide=self._bytes_wide,
         )
-        return logits[:, : self._vocabulary], features
+        return logits[:, : self._vocabulary], features.transpose(0, 1)
 
-    def _place(self, store: KVStore, features: dict[int, Tensor]) -> None:
+    def _place(self, store: KVStore, features: Tensor) -> None:
         """Say where keys and values are, and where hidden states go."""
         if store is not self._store:
             for layer, pair in enumerate(zip(store.keys, store.values, strict=True)):
                 self._table.put_store(layer, *pair)
             self._store = store
-        for layer, states in features.items():
+        for layer, states in zip(self._feature_layers, features, strict=True):
             self._table.put_features(layer, states)
+
+
+def _angle_table(model: LlamaForCausalLM) -> AngleTable:
+    rotary, like = model.model.rotary_emb, model.model.embed_tokens.weight[None, :1]
+
+    def angles(positions: Tensor) -> tuple[Tensor, Tensor]:
+        cosine, sine = rotary(like, positions[None])
+        return cosine[0], sine[0]
+
+    return AngleTable(angles, model.device)
 
 
 def _sizes(model: PreTrainedModel) -> list[int]:

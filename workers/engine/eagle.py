@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
+from workers.engine.angles import AngleTable
 from workers.engine.attention import rotate
 from workers.engine.weights import TargetIdentity, Weights, identity_of
 
@@ -162,6 +163,16 @@ def rotary(config: EagleConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
     angles = positions[..., None].float() / config.rope_theta**half
     angles = torch.cat([angles, angles], -1)[..., None, :]
     return angles.cos(), angles.sin()
+
+
+def angle_table(model: EagleModel) -> AngleTable:
+    """Of its dtype, where it is."""
+
+    def angles(positions: Tensor) -> tuple[Tensor, Tensor]:
+        cosine, sine = rotary(model.config, positions)
+        return cosine[:, 0].to(model.dtype), sine[:, 0].to(model.dtype)
+
+    return AngleTable(angles, model.embedding.device)
 
 
 def new_eagle(

@@ -3,17 +3,13 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from workers.engine.attention import AttentionPlan
-from workers.engine.eagle import EagleConfig, rotary
 from workers.engine.eagle_store import EagleStore
 
 LIKELIEST = 8
 """Tokens that are told of what may follow a row; fewer where the draft knows fewer."""
-
-_FIRST_POSITIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +42,3 @@ class EagleCompute(Protocol):
     """What `EagleModel` computes. The rows' keys and values are in the store afterwards."""
 
     def __call__(self, batch: EagleBatch, store: EagleStore) -> EagleAnswer: ...
-
-
-class Angles:
-    """Of rotary embeddings, looked up: computing them took 80 us of a pass."""
-
-    def __init__(self, config: EagleConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self._config, self._dtype, self._device = config, dtype, device
-        self._make(_FIRST_POSITIONS)
-
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [rows, head_dim]."""
-        if (last := int(positions.max())) >= len(self._cosine):
-            self._make(2 * last)
-        return self._cosine[positions], self._sine[positions]
-
-    def _make(self, size: int) -> None:
-        angles = rotary(self._config, torch.arange(size, device=self._device))
-        self._cosine, self._sine = (part[:, 0].to(self._dtype) for part in angles)

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.engine.attention import AttentionPlan
@@ -26,7 +28,7 @@ class NewRows:
     tokens: Sequence[int]
     given: Tensor
     positions: Sequence[int]
-    seen: Tensor
+    seen: NDArray[np.bool_]
     wanted: int
 
 

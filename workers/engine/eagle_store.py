@@ -1,7 +1,8 @@
 """Keys and values of the pairs that an `eagle` draft has seen, of all its sequences."""
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from workers.engine.attention import SegmentPlan
 from workers.engine.pass_work import LayerSizes
@@ -45,7 +46,7 @@ class Pairs:
         self._blocks: list[int] = []
         self._slots = torch.empty(0, dtype=torch.int64)
 
-    def append(self, seen: Tensor) -> SegmentPlan:
+    def append(self, seen: NDArray[np.bool_]) -> SegmentPlan:
         """Room behind all there is for new rows, which see all that is committed and of the nodes,
         old and new, what `seen` [rows, nodes] says. The last slots are the new ones.
         """

@@ -29,9 +29,9 @@ class KVStore:
         device: torch.device,
     ) -> None:
         # Zeros, not empty: a slot never written must not hold a NaN that a masked score would keep.
-        shape = (slots, kv_heads, head_dim)
-        self.keys = [_zeros(shape, dtype, device) for _ in range(layers)]
-        self.values = [_zeros(shape, dtype, device) for _ in range(layers)]
+        self._all = _zeros((2 * layers, slots, kv_heads, head_dim), dtype, device)
+        self.keys = list(self._all[:layers])
+        self.values = list(self._all[layers:])
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [T, kv_heads, head_dim] of one layer at slots [T]."""
@@ -40,10 +40,9 @@ class KVStore:
 
     def move(self, sources: tuple[int, ...], targets: tuple[int, ...]) -> None:
         """Copy slots; everything is read before anything is written."""
-        device = self.keys[0].device
+        device = self._all.device
         src, dst = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
-        for tensor in (*self.keys, *self.values):
-            tensor.index_copy_(0, dst, tensor.index_select(0, src))
+        self._all.index_copy_(1, dst, self._all.index_select(1, src))
 
 
 def finite(x: Tensor) -> Tensor:

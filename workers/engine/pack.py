@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Extents = tuple[tuple[int, int], ...]
@@ -49,12 +51,12 @@ class Segment:
         """All slots of the sequence in token order: [start + T] int64."""
         return torch.cat([torch.arange(begin, stop) for begin, stop in self.extents])
 
-    def visible(self) -> Tensor:
-        """Which tokens of the segment each one attends to: [T, T] bool, ancestors and itself."""
+    def visible(self) -> NDArray[np.bool_]:
+        """Which tokens of the segment each one attends to: [T, T], ancestors and itself."""
         size = len(self.tokens)
         if self.parents == tuple(range(-1, size - 1)):
-            return torch.ones(size, size, dtype=torch.bool).tril()
-        seen = torch.eye(size, dtype=torch.bool)
+            return np.tri(size, dtype=np.bool_)
+        seen = np.eye(size, dtype=np.bool_)
         for node, parent in enumerate(self.parents):
             if parent >= 0:
                 seen[node] |= seen[parent]

@@ -6,6 +6,7 @@ The order of everything is that of `workers.engine.kernels.steps`.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ COMPILES = steps is not None
 
 ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.int8: np.int8}
 """How numba knows elements."""
+
+_LINE = 64  # bytes, at whose multiples vectors are fastest
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ def run_pass(
     weights; more: what the program takes behind what all passes do.
     """
     counters = torch.zeros(counted, dtype=torch.int64)
-    room = _room(rows.x, sizes, bytes_wide)
+    room, parts = _room(rows.x, sizes, bytes_wide)
     work = array(
         "q",
         (
@@ -120,13 +123,13 @@ def run_pass(
             rows.angles[0].data_ptr(),
             rows.angles[1].data_ptr(),
             rows.plan.new_slots.data_ptr(),
-            rows.plan.items.data_ptr(),
+            rows.plan.items.ctypes.data,
             len(rows.plan.items),
-            rows.plan.table.data_ptr(),
+            rows.plan.table.ctypes.data,
             rows.wanted.data_ptr(),
             len(rows.wanted),
             rows.logits.data_ptr(),
-            *(part.data_ptr() for part in room),
+            *parts,
             sizes.hidden,
             sizes.inner,
             sizes.heads,
@@ -141,12 +144,14 @@ def run_pass(
     share(program, work.buffer_info()[0])
 
 
-def _room(x: Tensor, sizes: LayerSizes, bytes_wide: int) -> list[Tensor]:
-    """For what is between the steps of a pass over x [rows, hidden], in the programs' order."""
+def _room(x: Tensor, sizes: LayerSizes, bytes_wide: int) -> tuple[Tensor, list[int]]:
+    """For what is between the steps of a pass over x [rows, hidden], and the addresses in it of its
+    parts, in the programs' order: 0 for one that is not needed.
+    """
     hidden, asked, inner = sizes.hidden, sizes.asked, sizes.inner
     widths = (hidden, sizes.qkv, asked, asked, hidden, 2 * inner, inner)
-    return [
-        *(x.new_empty(len(x), width) for width in widths),
-        torch.empty(len(x), bytes_wide, dtype=torch.uint8),
-        torch.empty(len(x), dtype=torch.float32),
-    ]
+    in_bytes = [x.itemsize * width for width in widths] + [bytes_wide, torch.float32.itemsize]
+    lengths = [-(-len(x) * size // _LINE) * _LINE for size in in_bytes]
+    room = torch.empty(sum(lengths), dtype=torch.uint8)
+    begins = accumulate(lengths, initial=room.data_ptr())
+    return room, [begin if length else 0 for begin, length in zip(begins, lengths, strict=False)]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
@@ -17,9 +18,9 @@ class ModelPass(Protocol):
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, rows: Tensor, store: KVStore, plan: AttentionPlan
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+    ) -> tuple[Tensor, Tensor]:
         """tokens, positions [T], rows: those whose logits are wanted -> logits [rows, vocabulary],
-        and by feature layer the hidden states [T, hidden].
+        and the hidden states after each feature layer [T, feature layers, hidden].
         """
 
 
@@ -57,13 +58,14 @@ class GenericPass:
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int]) -> None:
         self._model = model
+        self._feature_layers = tuple(feature_layers)
         self._caught: dict[int, Tensor] = {}
         for layer in feature_layers:
             model.get_decoder().layers[layer - 1].register_forward_hook(self._catcher(layer))
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, rows: Tensor, store: KVStore, plan: AttentionPlan
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+    ) -> tuple[Tensor, Tensor]:
         self._caught = {}
         output = self._model(
             input_ids=tokens[None],
@@ -73,7 +75,10 @@ class GenericPass:
             logits_to_keep=rows,
             plan=plan,
         )
-        return output.logits[0], self._caught
+        logits: Tensor = output.logits[0]
+        if not self._feature_layers:
+            return logits, logits.new_empty(len(tokens), 0, 0)
+        return logits, torch.stack([self._caught[layer] for layer in self._feature_layers], 1)
 
     def _catcher(self, layer: int) -> Any:
         def catch(_module: Any, _inputs: Any, output: Any) -> None:

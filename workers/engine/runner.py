@@ -50,7 +50,6 @@ class Runner:
         heads = model.config.get_text_config().num_attention_heads
         self._model = model
         self._pass = open_pass(model, feature_layers, sharded=shards > 1, int8=int8)
-        self._feature_layers = tuple(feature_layers)
         self._groups = heads // kv_heads
         self.store = KVStore(
             layers, slots, kv_heads // shards, head_dim, dtype=model.dtype, device=model.device
@@ -76,14 +75,11 @@ class Runner:
         Keys and values of all tokens are in the store afterwards, at the pack's slots.
         """
         device = self._model.device
-        tokens = torch.tensor(pack.tokens(), device=device)
-        logits, states = self._pass(
-            tokens,
+        logits, features = self._pass(
+            torch.tensor(pack.tokens(), device=device),
             torch.tensor(pack.positions(), device=device),
             torch.tensor(pack.rows(), dtype=torch.long, device=device),
             self.store,
             AttentionPlan.build(pack, self._groups, self._model.dtype, device),
         )
-        if not states:
-            return PassOutput(logits, logits.new_empty(len(tokens), 0, 0))
-        return PassOutput(logits, torch.stack([states[n] for n in self._feature_layers], 1))
+        return PassOutput(logits, features)

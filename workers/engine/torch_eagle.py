@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from workers.engine.attention import AttentionPlan, attend
-from workers.engine.eagle import EagleModel
-from workers.engine.eagle_batch import LIKELIEST, Angles, EagleAnswer, EagleBatch
+from workers.engine.eagle import EagleModel, angle_table
+from workers.engine.eagle_batch import LIKELIEST, EagleAnswer, EagleBatch
 from workers.engine.eagle_store import EagleStore
 from workers.engine.kv_store import finite
 
@@ -14,7 +14,7 @@ class TorchEagle:
 
     def __init__(self, model: EagleModel) -> None:
         self._model = model
-        self._angles = Angles(model.config, model.dtype, model.embedding.device)
+        self._angles = angle_table(model)
 
     def __call__(self, batch: EagleBatch, store: EagleStore) -> EagleAnswer:
         """As `EagleCompute` has it."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ def told_by(model: EagleModel) -> list[Told]:
     run = EaglePass(model)
     one, two = run.new_sequence(), run.new_sequence()
     features = some(19, len(LAYERS) * HIDDEN)
-    causal = torch.ones(12, 12, dtype=torch.bool).tril()
+    causal = np.tri(12, dtype=np.bool_)
     prompts = run.run(
         [
             NewRows(one, range(20, 32), features[:12], range(12), causal, 1),
@@ -42,9 +43,9 @@ def told_by(model: EagleModel) -> list[Told]:
     for pairs in (one, two):
         pairs.committed, pairs.nodes = pairs.nodes, 0
     roots = [told.states[-1:] for told in prompts]
-    apart = torch.eye(2, dtype=torch.bool)
+    apart = np.eye(2, dtype=np.bool_)
     nodes = run.run([NewRows(one, (5, 6), roots[0].repeat(2, 1), (12, 12), apart, 2)], fuse=False)
-    below = torch.tensor([[False, True, True]])
+    below = np.array([[False, True, True]])
     deeper = run.run(
         [
             NewRows(one, (7,), nodes[0].states[1:], (13,), below, 1),

@@ -181,9 +181,9 @@ def compiled(
     counter = array("q", (0,))
     attend_items(
         counter.buffer_info()[0],
-        plan.items.data_ptr(),
+        plan.items.ctypes.data,
         len(plan.items),
-        plan.table.data_ptr(),
+        plan.table.ctypes.data,
         *(part.data_ptr() for part in (query, keys, values, out)),
         rows,
         HEADS,
@@ -214,7 +214,7 @@ def by_torch(
 
 def plan_of(slots: Tensor, seen: Tensor, dtype: torch.dtype, extent: bool = False) -> AttentionPlan:
     whole = (int(slots[0]), int(slots[-1]) + 1) if extent else None
-    segment = SegmentPlan(slots, whole, seen, HEADS // KV_HEADS, dtype)
+    segment = SegmentPlan(slots, whole, seen.numpy(), HEADS // KV_HEADS, dtype)
     return AttentionPlan((segment,), slots[-len(seen) :])
 
 

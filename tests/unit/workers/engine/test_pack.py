@@ -39,7 +39,7 @@ def test_positions_count_levels_and_tokens_see_their_ancestors(
     lines = [ancestors(tree, node) for node in range(len(tree))]
     assert one.positions == tuple(start + len(line) - 1 for line in lines)
     seen = one.visible()
-    assert [torch.nonzero(row).flatten().tolist() for row in seen] == [sorted(x) for x in lines]
+    assert [row.nonzero()[0].tolist() for row in seen] == [sorted(x) for x in lines]
 
 
 def test_slots_follow_the_extents_in_their_order() -> None:

@@ -162,6 +162,13 @@ def test_every_path_of_every_tree_is_as_if_it_ran_alone(
 def test_the_paths_above_are_scattered_and_moved(engine_with: Callable[..., Engine]) -> None:
     """The same in one known example, where it is certain that both happen."""
     engine = engine_with(2)
+    engine.pool = KVPool(SLOTS // PAGE, PAGE)
+    others = range(2, 2 + engine.pool.pages)
+    for other in others:
+        engine.pool.open(other)
+        engine.pool.reserve(other, PAGE)
+    for other in others[::2]:  # no two free pages are neighbours
+        engine.pool.close(other)
     engine.pool.open(0)
     engine.pool.open(1)
     prompts = [list(range(9)), list(range(20, 33))]
@@ -250,7 +257,7 @@ def test_without_feature_layers_there_are_none(deep: Path) -> None:
     engine = tapped(deep)
     pack = Pack((engine.segment(0, [5, 6, 7], chain_parents(3), [2]),))
     features = engine.runner.forward(pack).features
-    assert features.shape == (3, 0, 0)
+    assert features.shape[:2] == (3, 0)
     assert [len(part) for part in pack.split_tokens(features)] == [3]
 
 
