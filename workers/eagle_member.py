@@ -61,10 +61,13 @@ def _waiting(followed: _Followed) -> int:
 
 
 class EagleMember:
-    """Answers, for nodes of any number of sequences in one pass, which tokens may follow."""
+    """Answers, for nodes of any number of sequences in one pass, which tokens may follow.
 
-    def __init__(self, model: EagleModel) -> None:
-        self._pass = EaglePass(model)
+    int8: as `EaglePass` has it.
+    """
+
+    def __init__(self, model: EagleModel, *, int8: bool = False) -> None:
+        self._pass = EaglePass(model, int8=int8)
         self._layers = model.config.feature_layers
         self._device = model.embedding.device
         self._followed: dict[int, _Followed] = {}

@@ -5,7 +5,7 @@ import torch
 from workers.engine.eagle import EagleModel, angle_table
 from workers.engine.eagle_batch import LIKELIEST, EagleAnswer, EagleBatch
 from workers.engine.eagle_store import EagleStore
-from workers.engine.packed_weight import BLOCK, pack
+from workers.engine.packed_weight import BLOCK, pack, quantise
 from workers.engine.pass_work import COMPILES, ELEMENTS, LayerSizes, LayerTable, Rows, run_pass
 
 if COMPILES:
@@ -28,11 +28,17 @@ def can_compile(model: EagleModel) -> bool:
 
 
 class CompiledEagle:
-    """`workers.engine.eagle_batch.EagleCompute` with packed copies of a model's weights."""
+    """`workers.engine.eagle_batch.EagleCompute` with packed copies of a model's weights.
 
-    def __init__(self, model: EagleModel) -> None:
+    int8: whether they are rounded to that, but those that read features, of which a few are huge.
+    """
+
+    def __init__(self, model: EagleModel, *, int8: bool) -> None:
         config, layer = model.config, model.midlayer
+        packing = quantise if int8 else pack
         self._sizes = layer_sizes(model)
+        widest = max(2 * self._sizes.hidden, self._sizes.inner, self._sizes.asked)
+        self._bytes_wide = widest if int8 else 0
         self._epsilon = torch.tensor([config.rms_norm_eps], dtype=torch.float32)
         self._angles = angle_table(model)
         self._embedding = model.embedding.to(model.dtype)
@@ -42,18 +48,19 @@ class CompiledEagle:
         for place, weight in (
             (steps.BEFORE_ATTENTION, layer.hidden_norm.weight),
             (steps.BEFORE_MLP, layer.post_attention_layernorm.weight),
-            (steps.TO_QKV, pack(layer.qkv_proj.weight)),
-            (steps.TO_OUT, pack(layer.o_proj.weight)),
-            (steps.TO_GATE_UP, pack(layer.gate_up_proj.weight)),
-            (steps.TO_DOWN, pack(layer.down_proj.weight)),
+            (steps.TO_QKV, packing(layer.qkv_proj.weight)),
+            (steps.TO_OUT, packing(layer.o_proj.weight)),
+            (steps.TO_GATE_UP, packing(layer.gate_up_proj.weight)),
+            (steps.TO_DOWN, packing(layer.down_proj.weight)),
         ):
             self._table.put(0, place, weight)
-        head = pack(model.lm_head.weight)
+        head = packing(model.lm_head.weight)
         self._table.put(1, steps.BEFORE_ATTENTION, model.norm.weight)
         self._table.put(1, steps.TO_QKV, head)
         self._vocabulary, self._outputs = config.draft_vocab_size, head.outputs
         self._likeliest = min(LIKELIEST, config.draft_vocab_size)
-        self._program = program.eagle_round(ELEMENTS[model.dtype])
+        weights = torch.int8 if int8 else model.dtype
+        self._program = program.eagle_round(ELEMENTS[weights], ELEMENTS[model.dtype])
 
     def __call__(self, batch: EagleBatch, store: EagleStore) -> EagleAnswer:
         """As `EagleCompute` has it."""
@@ -79,6 +86,7 @@ class CompiledEagle:
                 batch.wanted,
                 logits,
             ),
+            bytes_wide=self._bytes_wide,
             more=(
                 batch.tokens.data_ptr(),
                 self._embedding.data_ptr(),

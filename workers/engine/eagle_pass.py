@@ -41,12 +41,18 @@ class Told:
 
 
 class EaglePass:
-    """What `EagleModel` computes, in the fastest way there is for it."""
+    """What `EagleModel` computes, in the fastest way there is for it.
 
-    def __init__(self, model: EagleModel) -> None:
+    int8: whether its weights are rounded to that; only where it compiles.
+    """
+
+    def __init__(self, model: EagleModel, *, int8: bool = False) -> None:
         self._device, self._dtype = model.embedding.device, model.dtype
         self._compute: EagleCompute
-        self._compute = CompiledEagle(model) if can_compile(model) else TorchEagle(model)
+        if can_compile(model):
+            self._compute = CompiledEagle(model, int8=int8)
+        else:
+            self._compute = TorchEagle(model)
         self._store = EagleStore(layer_sizes(model), model.dtype, self._device)
         self._ids = model.vocabulary.tolist()
 

@@ -11,8 +11,10 @@ from numba.np.numpy_support import carray
 from workers.engine.kernels.compiling import c_function, compiled
 from workers.engine.kernels.elements import FLOAT32, INT64, exp, pointer, size_of, widen
 from workers.engine.kernels.layer import norm_row
+from workers.engine.kernels.linear import multiply_items
 from workers.engine.kernels.steps import (
     BEFORE_ATTENTION,
+    COUNTERS,
     EPSILON,
     FINISHING,
     HEAD_DIM,
@@ -27,6 +29,7 @@ from workers.engine.kernels.steps import (
     PASS_FIELDS,
     QKV,
     ROWS,
+    THREADS,
     TO_QKV,
     VOCABULARY,
     X,
@@ -71,8 +74,12 @@ _BLOCK = 64
 @compiled()
 def _fuse(work: Any, like: Any) -> None:
     size, hidden = work[FEATURE_SIZE], work[HIDDEN]
-    weight = work[TO_FUSE : TO_FUSE + 3]
-    linear(work, 0, weight, work[FEATURES], work[ROWS], size, hidden, work[X], like, like)
+    weight, rows, given, out = work[TO_FUSE : TO_FUSE + 3], work[ROWS], work[FEATURES], work[X]
+    counter, no_scales = work[COUNTERS], 0
+    multiply_items(
+        counter, work[THREADS], weight, given, no_scales, rows, size, out, hidden, like, like
+    )
+    wait(work)
 
 
 @compiled()
@@ -161,7 +168,7 @@ def _choose(work: Any, like: Any) -> None:
 
 
 @compiled()
-def _round(work: Any, like: Any) -> None:
+def _round(work: Any, weights: Any, like: Any) -> None:
     layers = carray(pointer(work[LAYERS], INT64), (2, LAYER_FIELDS))
     layer, rows, hidden = layers[0], work[ROWS], work[HIDDEN]
     to_qkv, qkv = layer[TO_QKV : TO_QKV + 3], (work[HEADS] + 2 * work[KV_HEADS]) * work[HEAD_DIM]
@@ -169,20 +176,20 @@ def _round(work: Any, like: Any) -> None:
         _fuse(work, like)
     _norm_both(work, layer, like)
     given, out = work[BOTH], work[QKV]
-    linear(work, _NORMS + 1, to_qkv, given, rows, 2 * hidden, qkv, out, like, like)
-    finish_layer(work, _FINISH, layer, like, like)
-    head(work, _HEAD, layers[1], like, like)
+    linear(work, _NORMS + 1, to_qkv, given, rows, 2 * hidden, qkv, out, weights, like)
+    finish_layer(work, _FINISH, layer, weights, like)
+    head(work, _HEAD, layers[1], weights, like)
     _choose(work, like)
 
 
 @cache
-def eagle_round(kind: Any) -> int:
+def eagle_round(weights: Any, kind: Any) -> int:
     """The address of a C function that takes the address of ROUND_FIELDS int64, for every thread of
-    a team to call, with everything of a kind.
+    a team to call: weights of a kind, those that read features and all else of another one.
     """
-    like = kind(0)
+    weight, like = weights(0), kind(0)
 
     def run(work: Any) -> None:
-        _round(carray(work, (ROUND_FIELDS,), np.int64), like)
+        _round(carray(work, (ROUND_FIELDS,), np.int64), weight, like)
 
     return c_function(run)

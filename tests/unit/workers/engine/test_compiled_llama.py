@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.int8 import round_weights, rounded_input
 from tests.tiny import make_target
 from workers.engine import pass_work, passes
 from workers.engine.compiled_llama import CompiledLlama, can_compile
@@ -141,20 +142,13 @@ def test_a_prompt_has_the_same_bits_in_any_chunks_and_with_any_number_of_threads
         torch.set_num_threads(before)
 
 
-def rounded_input(_: torch.nn.Module, given: tuple[torch.Tensor]) -> torch.Tensor:
-    """To 255 steps a row."""
-    steps = given[0].abs().amax(-1, keepdim=True) / 127
-    return (given[0] / steps + 0.5).floor() * steps
-
-
 def test_int8_is_the_model_with_weights_and_inputs_rounded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounded = load_model(folder, dtype="float32", device=CPU)
     for module in rounded.modules():
         if isinstance(module, torch.nn.Linear):
-            steps = module.weight.abs().amax(1, keepdim=True) / 127
-            module.weight.copy_((module.weight / steps).round() * steps)
+            round_weights(module)
             module.register_forward_pre_hook(rounded_input)
     ours = Runner(load_model(folder, dtype="float32", device=CPU), 96, int8=True)
     monkeypatch.setattr(passes, "can_compile", lambda model: False)

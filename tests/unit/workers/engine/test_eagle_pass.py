@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.eagles import HIDDEN, LAYERS, attentive_eagle, save_tiny_eagle, tiny_eagle
+from tests.int8 import round_weights, rounded_input
 from workers.draft import DraftSpec
 from workers.eagle_member import EagleMember
 from workers.engine import eagle_pass, pass_work
@@ -27,9 +28,9 @@ def some(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def told_by(model: EagleModel) -> list[Told]:
+def told_by(model: EagleModel, *, int8: bool = False) -> list[Told]:
     """Two prompts, two nodes below the first, a third below both prompts."""
-    run = EaglePass(model)
+    run = EaglePass(model, int8=int8)
     one, two = run.new_sequence(), run.new_sequence()
     features = some(19, len(LAYERS) * HIDDEN)
     causal = np.tri(12, dtype=np.bool_)
@@ -74,6 +75,24 @@ def test_it_is_as_close_to_torchs_as_rounding_allows(
                 assert law.ids == other.ids
 
 
+def test_int8_is_the_draft_with_weights_and_inputs_rounded(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the weights that read features."""
+    ours = told_by(attentive_eagle(tiny_folder), int8=True)
+    model = attentive_eagle(tiny_folder)
+    exact = told_by(model)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "fc":
+            round_weights(module)
+            module.register_forward_pre_hook(rounded_input)
+    monkeypatch.setattr(eagle_pass, "can_compile", lambda model: False)
+    for mine, theirs, whole in zip(ours, told_by(model), exact, strict=True):
+        # A few inputs lie so near the middle of two steps that they are rounded otherwise.
+        apart = float((mine.states - theirs.states).norm())
+        assert apart < 0.3 * float((mine.states - whole.states).norm())
+
+
 def test_it_guesses_no_more_tokens_than_there_are(tiny_folder: Path) -> None:
     """Its head is filled up to whole vectors, with scores of nothing."""
     few = torch.tensor([9, 40, 77])
@@ -90,7 +109,7 @@ def test_sizes_that_fill_no_vectors_are_left_to_torch(tiny_folder: Path) -> None
     assert not can_compile(tiny_eagle(tiny_folder).to(torch.float16))
 
 
-def test_a_loaded_draft_runs_in_bfloat16(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_loaded_draft_runs_in_bfloat16_and_int8(tiny_folder: Path, tmp_path: Path) -> None:
     folder = save_tiny_eagle(tiny_eagle(tiny_folder), tmp_path / "draft", tiny_folder)
     (folder / "calibration.json").write_bytes(
         Path("drafts/code/eagle/calibration.json").read_bytes()
@@ -99,3 +118,5 @@ def test_a_loaded_draft_runs_in_bfloat16(tiny_folder: Path, tmp_path: Path) -> N
     member = load_hybrid_draft(spec, tiny_folder, threads=1, device="cpu")._eagle
     assert isinstance(member, EagleMember)
     assert member._pass._dtype == torch.bfloat16
+    assert isinstance(member._pass._compute, CompiledEagle)
+    assert member._pass._compute._bytes_wide > 0
