@@ -21,7 +21,12 @@ from workers.ngram_member import NgramMember
 from workers.sampled_proposal import Comb
 from workers.speculation.tree import Proposal
 from workers.training.ngram_table import TOKENS, NgramTable
-from workers.tree_growth import GrowingTree, TreePath
+from workers.tree_growth import Growth, PlainGrowth, Tree, TreePath
+
+try:
+    from workers.compiled_growth import CompiledGrowth
+except (ImportError, RuntimeError):  # no numba for this machine, or no place for what it compiles
+    CompiledGrowth = None  # type: ignore[assignment, misc]
 
 if TYPE_CHECKING:
     from workers.eagle_member import EagleMember
@@ -50,7 +55,12 @@ class HybridDraft:
         self._ngram = ngram
         self._eagle = eagle
         self._members = [member for member in (ngram, eagle) if member is not None]
-        self._calibration = calibration
+        self._growth: Growth
+        if CompiledGrowth is None:
+            self._growth = PlainGrowth(ngram, calibration, children=children)
+        else:
+            self._growth = CompiledGrowth(ngram, calibration, children=children)
+        self._sampled = PlainGrowth(ngram, calibration, children=children)
         self._children = children
         self._round_s = 0.0  # seconds per tree that is asked about
 
@@ -68,14 +78,16 @@ class HybridDraft:
         known = [r for r in requests if self._members[0].length(r.sequence) == r.length]
         # One still busy with its prompt guesses nothing for now.
         answers = {r.sequence: Proposal.empty() for r in known}
-        ready = [r for r in known if self._ngram is None or self._ngram.catch_up(r.sequence)]
-        answers |= self._grow([r for r in ready if r.ratio_seed is None])
-        answers |= {r.sequence: self._sample(r) for r in ready if r.ratio_seed is not None}
+        loose = [r for r in known if r.ratio_seed is None and self._growth.ready(r)]
+        answers |= self._grow(loose)
+        drawn = [r for r in known if r.ratio_seed is not None and self._sampled.ready(r)]
+        answers |= {r.sequence: self._sample(r) for r in drawn}
         return [answers.get(r.sequence) for r in requests]
 
     def _grow(self, requests: Sequence[DraftRequest]) -> dict[int, Proposal]:
         """All trees together: n-grams at once, then rounds of questions to the neural member."""
-        trees = [self._tree(request, neural=self._eagle is not None) for request in requests]
+        neural = self._eagle is not None
+        trees = [self._growth.tree(request, neural=neural) for request in requests]
         if self._eagle is not None:
             numbers = [request.sequence for request in requests]
             self._eagle.catch_up([number for number in numbers if self._eagle.overdue(number)])
@@ -91,7 +103,7 @@ class HybridDraft:
             self._round_s += _NEWEST * (min(took, 2 * (self._round_s or took)) - self._round_s)
         return {tree.request.sequence: tree.proposal() for tree in trees}
 
-    def _ask(self, asking: Sequence[tuple[GrowingTree, Sequence[TreePath]]]) -> None:
+    def _ask(self, asking: Sequence[tuple[Tree, Sequence[TreePath]]]) -> None:
         """One round of questions, and the trees as they grow with the answers."""
         if at_root := [tree for tree, paths in asking if paths == [()]]:
             self._ask_roots(at_root)
@@ -100,7 +112,7 @@ class HybridDraft:
         for tree, _ in asking:
             tree.grow()
 
-    def _ask_roots(self, trees: Sequence[GrowingTree]) -> None:
+    def _ask_roots(self, trees: Sequence[Tree]) -> None:
         assert self._eagle is not None, "nobody else is asked"
         roots = self._eagle.catch_up([tree.request.sequence for tree in trees])
         for tree in trees:
@@ -109,7 +121,7 @@ class HybridDraft:
             else:  # a long prompt is still being read, or the draft was restarted meanwhile
                 tree.lose_neural()
 
-    def _ask_nodes(self, asking: Sequence[tuple[GrowingTree, Sequence[TreePath]]]) -> None:
+    def _ask_nodes(self, asking: Sequence[tuple[Tree, Sequence[TreePath]]]) -> None:
         assert self._eagle is not None, "nobody else is asked"
         told = self._eagle.ask([(tree.request.sequence, paths) for tree, paths in asking])
         for (tree, paths), laws in zip(asking, told, strict=True):
@@ -118,15 +130,11 @@ class HybridDraft:
 
     def _sample(self, request: DraftRequest) -> Proposal:
         """For the ratio test, which n-grams alone are asked for."""
-        tree = self._tree(request, neural=False)
+        tree = self._sampled.tree(request, neural=False)
         comb = Comb(request, min(SAMPLED, self._children))
         while comb.open:
             comb.grow(tree.law(comb.path))
         return comb.proposal()
-
-    def _tree(self, request: DraftRequest, *, neural: bool) -> GrowingTree:
-        regime = self._calibration.at(request.temperature)
-        return GrowingTree(request, self._ngram, regime, children=self._children, neural=neural)
 
 
 def load_hybrid_draft(spec: DraftSpec, target: Path, *, threads: int, device: str) -> HybridDraft:

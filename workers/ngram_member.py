@@ -8,6 +8,7 @@ one. So a guess has a probability.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ class LocalIndex:
 
 @dataclass(slots=True)
 class _Sequence:
-    tokens: list[int] = field(default_factory=list)
+    tokens: array[int] = field(default_factory=lambda: array("i"))
     index: LocalIndex = field(default_factory=LocalIndex)
     indexed: int = 0
 
@@ -89,7 +90,7 @@ class NgramMember:
     """Knows each request's own tokens and, where there is one, a domain's table."""
 
     def __init__(self, table: NgramTable | None) -> None:
-        self._table = table
+        self.table = table
         self._sequences: dict[int, _Sequence] = {}
 
     def commit(self, update: DraftUpdate) -> None:
@@ -112,6 +113,10 @@ class NgramMember:
     def catch_up(self, sequence: int) -> bool:
         """Count some more of a known sequence's tokens; whether all are counted now."""
         return self._sequences[sequence].catch_up()
+
+    def tokens(self, sequence: int) -> array[int]:
+        """All that is known of it."""
+        return self._sequences[sequence].tokens
 
     def tail(self, sequence: int) -> tuple[int, ...]:
         """The last tokens, as many as a context can hold."""
@@ -139,7 +144,7 @@ class NgramMember:
         self, index: LocalIndex, context: tuple[int, ...]
     ) -> Iterator[tuple[int, Followers, Followers]]:
         """(length, in the request, in the table) of the longest match and of all shorter ones."""
-        table = [] if self._table is None else self._table.followers(context)
+        table = [] if self.table is None else self.table.followers(context)
         local = index.followers(context)
         for order in range(max(len(table), len(local)), 0, -1):
             yield (

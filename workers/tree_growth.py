@@ -11,11 +11,12 @@ yield (design.md, section 4).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Protocol
 
-from workers.calibration import Regime
+from workers.calibration import Calibration, Regime
 from workers.draft import DraftRequest
 from workers.ngram_member import NgramLaw, NgramMember
 from workers.speculation.tree import Proposal, SparseLaw, TokenTree, level_order
@@ -51,8 +52,63 @@ class Guess:
     member: str
 
 
+class Tree(Protocol):
+    """One request's proposal as it grows."""
+
+    request: DraftRequest
+
+    def hear(self, path: TreePath, law: SparseLaw) -> None:
+        """What the neural member says may follow `path`: its likeliest tokens."""
+
+    def grow(self) -> None:
+        """Anew, best first: always add the node with the likeliest path of all not yet in it."""
+
+    def questions(self, round_s: float) -> list[TreePath]:
+        """Nodes to ask the neural member about next, () for the root; none where that would not
+        pay. The best are those where the walk is likely to come and to find no child.
+
+        round_s: what asking takes, of which only requests with terms know the worth.
+        """
+
+    def lose_neural(self) -> None:
+        """The neural member cannot be asked about this sequence now."""
+
+    def proposal(self) -> Proposal:
+        """The tree as it is."""
+
+
+class Growth(Protocol):
+    """Grows the trees of one draft."""
+
+    def ready(self, request: DraftRequest) -> bool:
+        """Whether a tree can be grown already."""
+
+    def tree(self, request: DraftRequest, *, neural: bool) -> Tree:
+        """One request's; neural: whether there is such a member."""
+
+
+class PlainGrowth:
+    """`Growth` in Python, which can also tell of laws."""
+
+    def __init__(
+        self, ngram: NgramMember | None, calibration: Calibration, *, children: int
+    ) -> None:
+        self._ngram = ngram
+        self._calibration = calibration
+        self._children = children
+
+    def ready(self, request: DraftRequest) -> bool:
+        """Whether the n-grams have counted all of its tokens; they count some more."""
+        return self._ngram is None or self._ngram.catch_up(request.sequence)
+
+    def tree(self, request: DraftRequest, *, neural: bool) -> GrowingTree:
+        """As `Growth` has it."""
+        regime = self._calibration.at(request.temperature)
+        return GrowingTree(request, self._ngram, regime, children=self._children, neural=neural)
+
+
 class GrowingTree:
-    """One request's proposal. children: most per node; neural: whether there is such a member."""
+    """`Tree` in Python. children: most per node; neural: whether there is such a member."""
 
     def __init__(
         self,
@@ -69,8 +125,7 @@ class GrowingTree:
         self._regime = regime
         self._children = children
         self._neural = neural
-        budget = request.budget
-        self._least = request.terms.least[:budget] if request.terms else (0.0,) * budget
+        self._least = least_of(request)
         self._near: dict[TreePath, NgramLaw] = {}
         self._heard: dict[TreePath, SparseLaw] = {}
         self._guessed: dict[TreePath, list[Guess]] = {}
@@ -103,23 +158,12 @@ class GrowingTree:
             self._nodes[path] = Guess(guess.token, reached, guess.member)
 
     def questions(self, round_s: float) -> list[TreePath]:
-        """Nodes to ask the neural member about next, () for the root; none where that would not
-        pay. The best are those where the walk is likely to come and to find no child.
-
-        round_s: what asking takes, of which only requests with terms know the worth.
-        """
+        """As `Tree` has it."""
         if not self._neural:
             return []
         worth = {path: self._reach(path) * self._uncovered(path) for path in self._unasked()}
         best = heapq.nlargest(ROUND_NODES, worth, key=worth.__getitem__)
-        brings = NEURAL_SHARE * sum(worth[path] for path in best)
-        return best if brings >= self._enough(round_s) else []
-
-    def _enough(self, round_s: float) -> float:
-        """Tokens that a round must bring."""
-        if self.request.terms is None:
-            return ROUND_WORTH * SMALL / max(SMALL, self.request.budget)
-        return self.request.terms.price * round_s
+        return best if pays(self.request, [worth[path] for path in best], round_s) else []
 
     def lose_neural(self) -> None:
         """The neural member cannot be asked about this sequence now."""
@@ -203,6 +247,21 @@ class GrowingTree:
             context = (*self._tail, *path)[-ORDER:]
             found = self._near[path] = self._ngram.law(self.request.sequence, context)
         return found
+
+
+def pays(request: DraftRequest, worths: Sequence[float], round_s: float) -> bool:
+    """Whether a round of questions about nodes of that worth brings more than it takes."""
+    if request.terms is None:
+        enough = ROUND_WORTH * SMALL / max(SMALL, request.budget)
+    else:
+        enough = request.terms.price * round_s
+    return NEURAL_SHARE * sum(worths) >= enough
+
+
+def least_of(request: DraftRequest) -> tuple[float, ...]:
+    """By how many nodes a tree has, the confidence that another one must have."""
+    budget = request.budget
+    return request.terms.least[:budget] if request.terms else (0.0,) * budget
 
 
 def likely(law: SparseLaw) -> dict[int, float]:

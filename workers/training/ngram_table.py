@@ -25,10 +25,11 @@ ORDER = 6
 _BREAK = -1  # stands before each sequence: no context reaches across it
 TOKENS = "tokens.npz"
 _CONFIG = "config.json"
-# Short contexts occur thousands of times; this many evenly spaced occurrences estimate the counts.
-_COUNTED = 2048
-# Followers of a context that are told apart; a proposal never has as many children.
-_LIKELIEST = 8
+COUNTED = 2048
+"""Short contexts occur thousands of times; this many evenly spaced occurrences estimate them."""
+
+LIKELIEST = 8
+"""Followers of a context that are told apart; a proposal never has as many children."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,18 @@ class NgramTable:
         """Number of learned tokens."""
         return int((self._tokens != _BREAK).sum())
 
+    @property
+    def columns(self) -> NDArray[np.int32]:
+        """The k-th token before each place, k from 1 on, in the lexical order of the columns:
+        [ORDER, n]. One that is behind a break is -1.
+        """
+        return np.array([np.frombuffer(column, np.int32) for column in self._columns])
+
+    @property
+    def following(self) -> NDArray[np.int32]:
+        """The token at each of these places: [n]."""
+        return self._following
+
     def sequences(self) -> list[list[int]]:
         """What it was built from."""
         parts = np.split(self._tokens, np.flatnonzero(self._tokens == _BREAK))
@@ -132,13 +145,13 @@ class NgramTable:
         return found
 
     def _count(self, low: int, high: int) -> Followers:
-        step = -(-(high - low) // _COUNTED)
+        step = -(-(high - low) // COUNTED)
         return followers_of(Counter(self._following[low:high:step].tolist()))
 
 
 def followers_of(counts: Counter[int]) -> Followers:
     """Of a context, from how often each token followed it."""
-    return Followers(counts.total(), len(counts), tuple(counts.most_common(_LIKELIEST)))
+    return Followers(counts.total(), len(counts), tuple(counts.most_common(LIKELIEST)))
 
 
 def _sorted_contexts(

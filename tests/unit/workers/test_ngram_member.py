@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from workers import ngram_member
+from workers import hybrid_draft, ngram_member
 from workers.calibration import FLOOR
 from workers.draft import DraftRequest, DraftSpec, DraftUpdate, load_draft
 from workers.engine.vocabulary import Vocabulary, vocabulary_of
@@ -84,8 +84,10 @@ def test_sequences_do_not_learn_from_each_other() -> None:
 
 
 def test_a_long_prompt_is_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is compiled, which needs no counting."""
     tokens = [1, 2, 3, 4, 5] * 5 + [1, 2]
     expected = proposed(ngrams(), tokens)
+    monkeypatch.setattr(hybrid_draft, "CompiledGrowth", None)
     monkeypatch.setattr(ngram_member, "CATCH_UP", 10)
     draft = ngrams()
     draft.commit([DraftUpdate(0, 0, tuple(tokens))])

@@ -1,6 +1,7 @@
 """How a tree grows on what several members say, against a search that tries every path."""
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers import tree_growth
-from workers.calibration import UNCALIBRATED, Pool, Regime
+from workers.calibration import UNCALIBRATED, Calibration, Pool, Regime
 from workers.draft import DraftRequest, DraftUpdate, Terms
 from workers.engine.vocabulary import Vocabulary
+from workers.hybrid_draft import CompiledGrowth
 from workers.ngram_member import NgramMember
 from workers.speculation.tree import Proposal, SparseLaw
-from workers.training.ngram_table import ORDER, NgramTable
+from workers.training.ngram_table import COUNTED, LIKELIEST, ORDER, NgramTable
 from workers.tree_growth import (
     LEAST_CONFIDENCE,
     NEURAL,
@@ -23,13 +25,30 @@ from workers.tree_growth import (
     SMALL,
     SUFFIX,
     TABLE,
-    GrowingTree,
+    PlainGrowth,
+    Tree,
     TreePath,
 )
 
 NEGLIGIBLE = 0.005
+VOCABULARY = Vocabulary(50, "abc")
 PLAIN = UNCALIBRATED.at(0.0)
 Laws = Mapping[TreePath, Mapping[int, float]]
+
+
+# Whichever of the two a test is run with.
+GROWTH: list[type[PlainGrowth] | type[CompiledGrowth]] = []
+
+
+@pytest.fixture(
+    scope="module", params=[PlainGrowth, CompiledGrowth], ids=["plain", "compiled"], autouse=True
+)
+def growth(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param is None:
+        pytest.skip("nothing is compiled here")
+    GROWTH.append(request.param)
+    yield
+    GROWTH.pop()
 
 
 @dataclass
@@ -49,17 +68,18 @@ class Setting:
         if self.table is None:
             return None
         known = [sequence for sequence in self.table if len(sequence) > 1]
-        table = NgramTable.build(known, Vocabulary(50, "abc"), {}) if known else None
+        table = NgramTable.build(known, VOCABULARY, {}) if known else None
         member = NgramMember(table)
         member.commit(DraftUpdate(0, 0, tuple(self.tokens)))
         assert member.catch_up(0)
         return member
 
-    def tree(self, *, neural: bool = True) -> GrowingTree:
+    def tree(self, *, neural: bool = True) -> Tree:
         request = DraftRequest(0, len(self.tokens), self.budget, self.depth, terms=self.terms)
-        tree = GrowingTree(
-            request, self.ngrams(), self.regime, children=self.children, neural=neural
-        )
+        calibration = Calibration({0.0: self.regime})
+        growth = GROWTH[-1](self.ngrams(), calibration, children=self.children)
+        assert growth.ready(request)
+        tree = growth.tree(request, neural=neural)
         for path, law in self.laws.items():
             tree.hear(path, SparseLaw(tuple(law), tuple(law.values())))
         return tree
@@ -340,7 +360,9 @@ def test_answers_lead_to_questions_about_their_children() -> None:
 
 
 def test_for_the_ratio_test_guesses_are_a_law() -> None:
-    tree = Setting(tokens=(1, 2, 1, 3, 1), table=[[1, 5]]).tree(neural=False)
+    setting = Setting(tokens=(1, 2, 1, 3, 1), table=[[1, 5]])
+    growth = PlainGrowth(setting.ngrams(), UNCALIBRATED, children=6)
+    tree = growth.tree(DraftRequest(0, 5, 8, 4), neural=False)
     law = tree.law(())
     assert law is not None
     assert sum(law.probs) == pytest.approx(1.0)
@@ -353,3 +375,37 @@ def test_without_anything_to_say_the_tree_is_empty() -> None:
     for setting in (Setting(tokens=(1, 2, 3)), Setting(table=None), Setting(depth=0)):
         assert setting.grown() == Proposal.empty()
     assert len(Setting().grown().tree) > 0
+
+
+@pytest.mark.skipif(CompiledGrowth is None, reason="nothing is compiled here")
+def test_of_long_texts_both_ways_say_the_same() -> None:
+    """Longer than what is counted of a context, or than there is room for at first; and of several
+    requests in turn.
+    """
+    generator = random.Random(0)
+
+    def text(length: int) -> list[int]:
+        return [min(generator.randrange(40), generator.randrange(40)) for _ in range(length)]
+
+    table = NgramTable.build([text(3 * COUNTED), *(text(50) for _ in range(20))], VOCABULARY, {})
+    assert len(table.followers([0])[0].likeliest) == LIKELIEST
+    member = NgramMember(table)
+    lengths = (1, 7, 40, 700, 3000)
+    for sequence, length in enumerate(lengths):
+        member.commit(DraftUpdate(sequence, 0, tuple(text(length))))
+    plain, compiled = (
+        growth(member, UNCALIBRATED, children=6) for growth in (PlainGrowth, CompiledGrowth)
+    )
+    for _ in range(2):
+        for sequence, length in enumerate(lengths):
+            request = DraftRequest(sequence, length, 24, 6)
+            while not plain.ready(request):
+                pass
+            trees = [growth.tree(request, neural=True) for growth in (plain, compiled)]
+            for tree in trees:
+                tree.grow()
+            ours, theirs = (tree.proposal() for tree in trees)
+            assert ours.tree == theirs.tree
+            assert ours.members == theirs.members
+            assert ours.confidence == pytest.approx(theirs.confidence)
+            assert trees[0].questions(0.0) == trees[1].questions(0.0)

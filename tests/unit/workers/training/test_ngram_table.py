@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from workers.engine.vocabulary import Vocabulary
 from workers.training import ngram_table
-from workers.training.ngram_table import _LIKELIEST, ORDER, Followers, NgramTable
+from workers.training.ngram_table import LIKELIEST, ORDER, Followers, NgramTable
 
 VOCABULARY = Vocabulary(50, "abc")
 CARD = {"domain": "test", "prompts": "prömpts"}
@@ -78,11 +78,11 @@ def test_of_many_followers_it_tells_the_likeliest_and_counts_them_all() -> None:
     sequence = [token for follower in range(1, 20) for token in [0, follower] * follower]
     (followers, *_) = NgramTable.build([sequence], VOCABULARY, CARD).followers([0])
     assert (followers.total, followers.distinct) == (190, 19)
-    assert followers.likeliest == tuple((n, n) for n in range(19, 19 - _LIKELIEST, -1))
+    assert followers.likeliest == tuple((n, n) for n in range(19, 19 - LIKELIEST, -1))
 
 
 def test_contexts_that_occur_very_often_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram_table, "_COUNTED", 10)
+    monkeypatch.setattr(ngram_table, "COUNTED", 10)
     table = NgramTable.build([[1, 2, 1, 3] * 100], VOCABULARY, CARD)
     (first, *_) = table.followers([1])
     assert (first.total, likeliest(first)) == (10, {2: 5, 3: 5})
