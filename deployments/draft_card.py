@@ -38,7 +38,10 @@ def _readme(kind: DraftKind, card: Mapping[str, Any]) -> str:
 
 
 def _table(card: Mapping[str, Any]) -> str:
-    others = ", ".join(card["table_from"])
+    others = ", ".join(
+        f"{folder} (made from prompts of: {prompts})"
+        for folder, prompts in card["table_from"].items()
+    )
     also = f", those of {others} among them" if others else ""
     return f"## Table\n\n{card['table_tokens']:,} tokens{also}."
 

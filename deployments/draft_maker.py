@@ -30,6 +30,7 @@ from deployments.prompt_file import chat_ids, write_prompts
 from workers.completion import Completion, run_requests
 from workers.draft import DraftKind, DraftSpec
 from workers.engine.eagle import (
+    WEIGHTS,
     EagleConfig,
     EagleModel,
     check_continues,
@@ -52,7 +53,7 @@ from workers.training.corpus import Corpus, TargetAnswer, count_tokens
 from workers.training.distil import Schedule, Student, Trainer, score
 from workers.training.eagle_student import EagleStudent
 from workers.training.lm_student import LMStudent, save_lm
-from workers.training.ngram_table import ORDER, NgramTable
+from workers.training.ngram_table import ORDER, TOKENS, NgramTable
 from workers.training.teacher import TeacherText, bare_text, likeliest_tokens, taught, teach
 from workers.verifier import build_verifier
 
@@ -192,8 +193,8 @@ class DraftMaker:
             "prompts": hashlib.sha256(json.dumps(options.prompts).encode()).hexdigest()[:16],
             "target": asdict(self._identity),
             "dtype": options.target.dtype,
-            "start_from": self._start and str(self._start.resolve()),
-            "table_from": [str(folder.resolve()) for folder in options.table_from],
+            "start_from": self._start and _digest(self._start / WEIGHTS),
+            "table_from": [_digest(table) for table in self._table_files()],
         }
         saved: dict[str, Any] = json.loads(json.dumps(fixed))
         return saved
@@ -217,12 +218,17 @@ class DraftMaker:
             raise ValueError(
                 f"--table-from: goes with --kind ngram or hybrid, not {self._options.kind}"
             )
-        kind = kind_of(folder)
-        if kind not in ("ngram", "hybrid"):
-            raise ValueError(f"--table-from: {folder} holds no ngram or hybrid draft")
-        table = NgramTable.load(member_folder(kind, folder, "ngram"))
+        table = NgramTable.load(_table_folder(folder))
         self._vocabulary.check_same(table.vocabulary, "--table-from")
         return table
+
+    def _others_texts(self, own: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """What other drafts' tables hold beside what is there already."""
+        known = set(map(tuple, own))
+        for table in self._tables:
+            texts = [text for text in table.sequences() if tuple(text) not in known]
+            known |= set(map(tuple, texts))
+            yield from texts
 
     # -- answers -------------------------------------------------------------------------------
 
@@ -281,10 +287,15 @@ class DraftMaker:
         options = self._options
         # The end of the prompt is context for the first tokens of the answer.
         texts = [[*answer.prompt[-ORDER:], *answer.tokens] for answer in corpus.training]
-        texts += [text for other in self._tables for text in other.sequences()]
-        card = {"domain": options.domain, "prompts": options.source, **self.facts}
-        table = NgramTable.build(texts, self._vocabulary, card)
+        texts += self._others_texts(texts)
+        table = NgramTable.build(texts, self._vocabulary, {})
         self.facts["table_tokens"] = len(table)
+        table.card = {
+            "domain": options.domain,
+            "prompts": options.source,
+            "table_from": self._others(),
+            **self.facts,
+        }
         folder = member_folder(options.kind, self._draft, "ngram")
         table.save(folder)
         texts_held_out = [bare_text(answer) for answer in corpus.held_out]
@@ -409,7 +420,7 @@ class DraftMaker:
             "dtype": options.target.dtype,
             "prompts": options.source,
             "start_from": _named(options.start_from),
-            "table_from": [str(folder) for folder in options.table_from],
+            "table_from": self._others(),
             "temperatures": list(options.temperatures),
             "max_tokens": options.max_tokens,
             "seed": options.seed,
@@ -417,10 +428,33 @@ class DraftMaker:
             "run": provenance(),
         }
 
+    def _others(self) -> dict[str, str]:
+        """Where other drafts' tables are from, and the prompts that they were made of."""
+        folders = self._options.table_from
+        return {
+            str(folder): str(table.card.get("prompts"))
+            for folder, table in zip(folders, self._tables, strict=True)
+        }
+
+    def _table_files(self) -> list[Path]:
+        return [_table_folder(folder) / TOKENS for folder in self._options.table_from]
+
     def _deadline(self, share: float) -> float:
         """When a share of the minutes is over; never, where there are none."""
         minutes = self._options.minutes
         return float("inf") if minutes is None else self._began + 60 * minutes * share
+
+
+def _table_folder(folder: Path) -> Path:
+    """Where another draft has its table. Raises ValueError when it has none."""
+    kind = kind_of(folder)
+    if kind not in ("ngram", "hybrid"):
+        raise ValueError(f"--table-from: {folder} holds no ngram or hybrid draft")
+    return member_folder(kind, folder, "ngram")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def _named(folder: Path | None) -> str | None:

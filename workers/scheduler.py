@@ -122,8 +122,9 @@ class Scheduler:
         room = self._pool.pages * self._pool.page_size
         if sequence.most_slots > room:
             raise ValueError(
-                f"max_tokens: prompt and answer need {sequence.most_slots} KV slots, but the pool "
-                f"has {room}; ask for fewer tokens, or raise target.kv_tokens"
+                f"max_tokens: prompt, answer and tree need {sequence.most_slots} KV slots, but the "
+                f"pool has {room}; ask for fewer tokens or a smaller budget, or raise "
+                "target.kv_tokens"
             )
 
     def admit(self) -> list[LiveSequence]:

@@ -110,7 +110,8 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="DRAFT",
         help="an ngram or hybrid draft for the same target, whose table is learned beside the "
-        "answers to FILE; may be given several times",
+        "answers to FILE, but for answers that both have; may be given several times. Where it "
+        "knows prompts that are held out here, the numbers of the card flatter",
     )
     parser.add_argument(
         "--vocab",

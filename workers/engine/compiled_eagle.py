@@ -43,7 +43,7 @@ class CompiledEagle:
         self._angles = angle_table(model)
         self._embedding = model.embedding.to(model.dtype)
         self._norm_of_embedded = layer.input_layernorm.weight
-        self._to_fuse = pack(model.fc.weight)
+        self._to_fuse, self._features = pack(model.fc.weight), model.fc.in_features
         self._table = LayerTable(1)
         for place, weight in (
             (steps.BEFORE_ATTENTION, layer.hidden_norm.weight),
@@ -66,6 +66,7 @@ class CompiledEagle:
         """As `EagleCompute` has it."""
         number, rows = len(batch.wanted), len(batch.tokens)
         given = batch.given.contiguous()
+        assert given.shape[1] == (self._features if batch.fuse else self._sizes.hidden)
         x = given.new_empty(rows, self._sizes.hidden) if batch.fuse else given.clone()
         both = x.new_empty(rows, 2 * self._sizes.hidden)
         places = torch.empty(number, self._likeliest, dtype=torch.int64)
@@ -87,6 +88,7 @@ class CompiledEagle:
                 logits,
             ),
             bytes_wide=self._bytes_wide,
+            fields=program.ROUND_FIELDS,
             more=(
                 batch.tokens.data_ptr(),
                 self._embedding.data_ptr(),
@@ -94,7 +96,7 @@ class CompiledEagle:
                 both.data_ptr(),
                 *self._to_fuse.addresses(),
                 given.data_ptr() if batch.fuse else 0,
-                given.shape[1],
+                self._features,
                 self._vocabulary,
                 places.data_ptr(),
                 probabilities.data_ptr(),

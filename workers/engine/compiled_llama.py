@@ -98,6 +98,7 @@ class CompiledLlama:
             self._sizes,
             self._epsilon,
             Rows(x, self._angles.at(positions), plan, len(store.keys[0]), rows, logits),
+            fields=steps.PASS_FIELDS,
             bytes_wide=self._bytes_wide,
         )
         return logits[:, : self._vocabulary], features.transpose(0, 1)

@@ -166,11 +166,12 @@ def rotary(config: EagleConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def angle_table(model: EagleModel) -> AngleTable:
-    """Of its dtype, where it is."""
+    """Of its dtype, where it is. The model itself is not kept by it."""
+    config, dtype = model.config, model.dtype
 
     def angles(positions: Tensor) -> tuple[Tensor, Tensor]:
-        cosine, sine = rotary(model.config, positions)
-        return cosine[:, 0].to(model.dtype), sine[:, 0].to(model.dtype)
+        cosine, sine = rotary(config, positions)
+        return cosine[:, 0].to(dtype), sine[:, 0].to(dtype)
 
     return AngleTable(angles, model.embedding.device)
 

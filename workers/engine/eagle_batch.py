@@ -30,7 +30,8 @@ class EagleBatch:
 @dataclass(frozen=True, slots=True)
 class EagleAnswer:
     """states [rows, hidden]; for wanted rows the likeliest of the draft's own tokens, likeliest
-    first: places in its vocabulary and probabilities, [number, LIKELIEST] each.
+    first: places in its vocabulary and probabilities, [number, LIKELIEST or fewer] each. Where
+    scores are no numbers, so are the probabilities.
     """
 
     states: Tensor

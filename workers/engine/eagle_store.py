@@ -12,7 +12,9 @@ _FIRST_BLOCKS = 8
 
 
 class EagleStore:
-    """keys, values: [slots, kv_heads, head_dim], doubled when no block of slots is left."""
+    """keys, values: [slots, kv_heads, head_dim], doubled when no block of slots is left, and never
+    made smaller.
+    """
 
     def __init__(self, sizes: LayerSizes, dtype: torch.dtype, device: torch.device) -> None:
         shape = _FIRST_BLOCKS * BLOCK_SLOTS, sizes.kv_heads, sizes.head_dim
@@ -25,9 +27,10 @@ class EagleStore:
         """The number of a block that is nobody's."""
         if not self._free:
             blocks = len(self.keys) // BLOCK_SLOTS
+            # All or nothing: memory may be short, and a kernel does not look where it writes.
+            keys, values = (torch.cat([x, torch.zeros_like(x)]) for x in (self.keys, self.values))
+            self.keys, self.values = keys, values
             self._free = list(range(blocks, 2 * blocks))
-            self.keys = torch.cat([self.keys, torch.zeros_like(self.keys)])
-            self.values = torch.cat([self.values, torch.zeros_like(self.values)])
         return self._free.pop()
 
     def give_back(self, blocks: list[int]) -> None:
@@ -44,7 +47,7 @@ class Pairs:
         self.committed = self.nodes = 0
         self._store = store
         self._blocks: list[int] = []
-        self._slots = torch.empty(0, dtype=torch.int64)
+        self._slots = torch.empty(0, dtype=torch.int64, device=store.keys.device)
 
     def append(self, seen: NDArray[np.bool_]) -> SegmentPlan:
         """Room behind all there is for new rows, which see all that is committed and of the nodes,

@@ -99,13 +99,15 @@ def run_pass(
     epsilon: Tensor,
     rows: Rows,
     *,
-    bytes_wide: int = 0,
+    fields: int,
+    bytes_wide: int,
     more: Sequence[int] = (),
 ) -> None:
     """Have every thread run a compiled program.
 
-    counted: its steps; epsilon: float32 [1]; bytes_wide: the widest input of a product with int8
-    weights; more: what the program takes behind what all passes do.
+    counted: its steps; epsilon: float32 [1]; fields: how many numbers it takes; bytes_wide: the
+    widest input of a product with int8 weights, 0 for others; more: what it takes behind what all
+    passes do.
     """
     counters = torch.zeros(counted, dtype=torch.int64)
     room, parts = _room(rows.x, sizes, bytes_wide)
@@ -141,6 +143,7 @@ def run_pass(
     )
     assert len(work) == steps.PASS_FIELDS
     work.extend(more)
+    assert len(work) == fields
     share(program, work.buffer_info()[0])
 
 

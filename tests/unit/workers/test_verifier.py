@@ -515,7 +515,10 @@ def test_with_no_line_at_all_the_batch_is_open() -> None:
     ("changes", "message"),
     [
         ({"max_tokens": 62}, r"^max_tokens: 62 do not fit: the prompt has 3 tokens and the conte"),
-        ({"max_tokens": 60, "budget": 30}, r"^max_tokens: prompt and answer need 93 KV slots"),
+        (
+            {"max_tokens": 60, "budget": 30},
+            r"^max_tokens: prompt, answer and tree need 93 KV",
+        ),
         ({"prompt": (1, VOCABULARY)}, r"^prompt: token ids must be from 0 to 7"),
         ({"prompt": (-1,)}, r"^prompt: token ids must be from 0 to 7"),
         ({"draft": "nobody"}, r"^speculation\.draft: no draft 'nobody'; there is: guesser"),

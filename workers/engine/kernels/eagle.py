@@ -48,8 +48,8 @@ from workers.engine.kernels.steps import (
     NORM_OF_EMBEDDED,  # [hidden]; the layer's own norm is that of what stands in for hidden states
     BOTH,  # [rows, 2 * hidden]
     TO_FUSE,  # a weight's three addresses
-    _,
-    _,
+    _SCALES,
+    _EXCESS,
     FEATURES,  # [rows, FEATURE_SIZE], which become x; 0 where x is there
     FEATURE_SIZE,
     SCORED,  # tokens that the draft knows: logits behind them are none
@@ -135,7 +135,7 @@ def _insert(score: Any, token: Any, ids: Any, best: Any) -> None:
 @compiled()
 def likeliest(scores: Any, ids: Any, best: Any) -> None:
     """The best of a row of scores, likeliest first, of equal ones the first; their probabilities
-    to best [number].
+    to best [number]. If a score is no number, neither is any probability.
     """
     size = len(scores)
     best[:] = -np.float32(np.inf)

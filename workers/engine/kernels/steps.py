@@ -253,7 +253,9 @@ def linear(
 
 @compiled()
 def finish_layer(work: Any, first: Any, layer: Any, weights: Any, like: Any) -> None:
-    """From queries, keys and values in QKV to what the layer adds to x, in DELTA."""
+    """From queries, keys and values in QKV on: what attention says is added to x, what the MLP says
+    is in DELTA.
+    """
     rows, hidden, inner = work[ROWS], work[HIDDEN], work[INNER]
     asked, kinds = work[HEADS] * work[HEAD_DIM], (weights, like)
     to_out, to_down = layer[TO_OUT : TO_OUT + 3], layer[TO_DOWN : TO_DOWN + 3]
@@ -287,6 +289,6 @@ def head(work: Any, first: Any, last: Any, weights: Any, like: Any) -> None:
             break
         norm(work, last[BEFORE_ATTENTION], wanted[place], place, number, like)
     wait(work)
-    given, head = work[NORMAL], last[TO_QKV : TO_QKV + 3]
+    given, to_head = work[NORMAL], last[TO_QKV : TO_QKV + 3]
     hidden, logits = work[HIDDEN], work[LOGITS]
-    linear(work, first + 2, head, given, number, hidden, vocabulary, logits, weights, like)
+    linear(work, first + 2, to_head, given, number, hidden, vocabulary, logits, weights, like)

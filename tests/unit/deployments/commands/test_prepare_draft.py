@@ -335,21 +335,45 @@ def test_a_draft_may_start_from_another(prepare: Callable[..., int], tmp_path: P
 def test_a_draft_may_learn_the_tables_of_others(
     prepare: Callable[..., int], tmp_path: Path
 ) -> None:
-    for kind, out in (("hybrid", "first"), ("ngram", "second")):
-        assert prepare(kind, out=out) == 0
+    """What several of them say is learned once."""
+    assert prepare("hybrid", "--source", "old songs", out="first") == 0
+    assert prepare("ngram", "--seed", "5", out="second") == 0
     others = [str(tmp_path / "first"), str(tmp_path / "second")]
     both = ("--table-from", others[0], "--table-from", others[1])
     assert prepare("ngram", *both, "--seed", "9", out="third") == 0
-    folders = (tmp_path / "first/ngram", tmp_path / "second", tmp_path / "third")
-    *learned, table = (NgramTable.load(folder) for folder in folders)
-    sequences = table.sequences()
-    for other in learned:
-        assert all(sequence in sequences for sequence in other.sequences())
+    assert prepare("ngram", *both, "--table-from", others[0], "--seed", "9", out="fourth") == 0
+    folders = ("first/ngram", "second", "third", "fourth")
+    tables = [NgramTable.load(tmp_path / folder) for folder in folders]
+    learned, again = (set(map(tuple, table.sequences())) for table in tables[2:])
+    for other in tables[:2]:
+        assert learned >= set(map(tuple, other.sequences()))
+    assert len(tables[2]) > max(map(len, tables[:2]))
+    assert (again, len(tables[3])) == (learned, len(tables[2]))
     card = json.loads((tmp_path / "third/card.json").read_text())
-    assert card["table_from"] == others
-    assert card["table_tokens"] == len(table) > sum(map(len, learned))
+    assert card["table_from"] == {others[0]: "old songs", others[1]: "songs.jsonl"}
+    assert card["table_tokens"] == len(tables[2]) == tables[2].card["table_tokens"]
     readme = (tmp_path / "third/README.md").read_text(encoding="utf-8")
-    assert f"{len(table):,} tokens, those of {', '.join(others)} among them" in readme
+    assert f"{len(tables[2]):,} tokens, those of {others[0]} (made from prompts of: old" in readme
+
+
+def test_a_run_goes_on_only_with_the_same_table(
+    prepare: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert prepare("ngram", out="other") == 0
+    more = ("--table-from", str(tmp_path / "other"))
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(draft_maker.DraftMaker, "_learn_table", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare("ngram", *more)
+    other = NgramTable.load(tmp_path / "other")
+    NgramTable.build([*other.sequences(), [1, 2]], other.vocabulary, other.card).save(
+        tmp_path / "other"
+    )
+    assert prepare("ngram", *more, "--resume") == 2
+    assert "--resume: the interrupted run has table_from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

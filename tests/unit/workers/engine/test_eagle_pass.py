@@ -1,5 +1,7 @@
 """The compiled pass of an eagle draft says what torch's says, in the dtypes that it is for."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,11 @@ from tests.int8 import round_weights, rounded_input
 from workers.draft import DraftSpec
 from workers.eagle_member import EagleMember
 from workers.engine import eagle_pass, pass_work
-from workers.engine.compiled_eagle import CompiledEagle, can_compile
+from workers.engine.compiled_eagle import CompiledEagle, can_compile, layer_sizes
 from workers.engine.eagle import EagleModel
 from workers.engine.eagle_batch import LIKELIEST
 from workers.engine.eagle_pass import EaglePass, NewRows, Told
+from workers.engine.eagle_store import EagleStore, Pairs
 from workers.hybrid_draft import load_hybrid_draft
 
 pytestmark = [
@@ -120,3 +123,40 @@ def test_a_loaded_draft_runs_in_bfloat16_and_int8(tiny_folder: Path, tmp_path: P
     assert member._pass._dtype == torch.bfloat16
     assert isinstance(member._pass._compute, CompiledEagle)
     assert member._pass._compute._bytes_wide > 0
+
+
+def test_a_store_that_cannot_grow_stays_as_it_is(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels do not look where they write: no slot may be told that is not there."""
+    store = EagleStore(layer_sizes(tiny_eagle(tiny_folder)), torch.float32, torch.device("cpu"))
+    pairs = Pairs(store)
+    assert pairs._slots.device == store.keys.device
+    size = len(store.keys)
+    pairs.append(np.tri(size, dtype=np.bool_))
+    pairs.committed, pairs.nodes = pairs.nodes, 0
+    zeros_like, made = torch.zeros_like, []
+
+    def short(x: Tensor) -> Tensor:
+        made.append(x)
+        if len(made) == 2:
+            raise MemoryError
+        return zeros_like(x)
+
+    with monkeypatch.context() as memory:
+        memory.setattr(torch, "zeros_like", short)
+        with pytest.raises(MemoryError):
+            pairs.append(np.tri(1, dtype=np.bool_))
+    assert len(store.keys) == len(store.values) == size
+    pairs.nodes = 0
+    plan = pairs.append(np.tri(1, dtype=np.bool_))
+    assert int(plan.slots.max()) < len(store.keys) == len(store.values)
+
+
+def test_a_model_is_not_kept_beside_its_packed_weights(tiny_folder: Path) -> None:
+    model = tiny_eagle(tiny_folder)
+    run, gone = EaglePass(model), weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert run.new_sequence().committed == 0
