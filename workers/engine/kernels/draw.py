@@ -13,13 +13,13 @@ import numpy as np
 from numba.np.numpy_support import carray
 
 from workers.engine.kernels.compiling import compiled
-from workers.engine.kernels.elements import pointer, widen
+from workers.engine.kernels.elements import of_rank, pointer, rank_of, widen
 from workers.speculation.noise import GOLDEN, LOG_TERMS, MIX
 
 # Scores so far below the best, in units of the temperature, race first.
 _NEAR = 6.0
-# Tokens that are looked at together.
-_BLOCK = 64
+# Tokens whose luck, and whose scores, are looked at together.
+_BLOCK, _STRETCH = 64, 1024
 # More than what a bound may err by.
 _ROUNDING = 1e-9
 
@@ -54,14 +54,27 @@ def _exponential(bits: Any) -> Any:
 
 
 @compiled()
+def ranks(scores: Any) -> Any:
+    """The lowest and the highest rank of some scores."""
+    low = high = rank_of(scores[0])
+    for token in range(len(scores)):
+        rank = rank_of(scores[token])
+        low, high = min(low, rank), max(high, rank)
+    return low, high
+
+
+@compiled()
 def _highest(row: Any) -> Any:
-    """NaN if any score is."""
-    most, spoilt = widen(row[0]), False
-    for token in range(len(row)):
-        score = widen(row[token])
-        spoilt |= score != score
-        most = score if score > most else most
-    return np.float32(np.nan) if spoilt else most
+    """The highest score, NaN if any is, and a token from which on it is not far."""
+    low, high = ranks(row[:_STRETCH])
+    near = 0
+    for first in range(_STRETCH, len(row), _STRETCH):
+        own_low, own_high = ranks(row[first : first + _STRETCH])
+        low = min(low, own_low)
+        if own_high > high:
+            high, near = own_high, first
+    lowest, highest = of_rank(low, row[0]), of_rank(high, row[0])
+    return highest if lowest == lowest else lowest, near
 
 
 @compiled()
@@ -70,13 +83,12 @@ def best(logits: int, size: int, like: Any) -> int:
     numbers.
     """
     row = carray(pointer(logits, like), (size,))
-    highest = _highest(row)
+    highest, token = _highest(row)
     if not np.isfinite(highest):
         return -1
-    token = 0
     while widen(row[token]) != highest:
         token += 1
-    return token
+    return int(token)
 
 
 @compiled()
@@ -96,17 +108,23 @@ def draw(logits: int, size: int, temperature: float, key: Any, like: Any) -> int
     logits: address of `size` elements; key: of the noise, as uint64.
     """
     row = carray(pointer(logits, like), (size,))
-    highest = np.float64(_highest(row))
+    score, _ = _highest(row)
+    highest = np.float64(score)
     if not np.isfinite(highest):
         return -1
     near = highest - _NEAR * temperature
     winner, most = -1, 0.0
-    for token in range(size):
-        score = np.float64(widen(row[token]))
-        if score >= near:
-            reached = math.exp((score - highest) / temperature) / _exponential(_bits(key, token))
-            if reached > most:
-                winner, most = token, reached
+    for first in range(0, size, _STRETCH):
+        _, high = ranks(row[first : first + _STRETCH])
+        if of_rank(high, row[0]) < near:
+            continue
+        for token in range(first, min(first + _STRETCH, size)):
+            score = np.float64(widen(row[token]))
+            if score >= near:
+                weight = math.exp((score - highest) / temperature)
+                reached = weight / _exponential(_bits(key, token))
+                if reached > most:
+                    winner, most = token, reached
     # Of the others none has more weight than exp(-_NEAR), and to win less noise than this.
     luck = math.exp(-math.exp(-_NEAR) / most) - _ROUNDING
     bound = np.uint64(luck * 2.0**52)

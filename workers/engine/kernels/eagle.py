@@ -9,7 +9,16 @@ import numpy as np
 from numba.np.numpy_support import carray
 
 from workers.engine.kernels.compiling import c_function, compiled
-from workers.engine.kernels.elements import FLOAT32, INT64, exp, pointer, size_of, widen
+from workers.engine.kernels.draw import ranks
+from workers.engine.kernels.elements import (
+    FLOAT32,
+    INT64,
+    exp,
+    of_rank,
+    pointer,
+    size_of,
+    widen,
+)
 from workers.engine.kernels.layer import norm_row
 from workers.engine.kernels.linear import multiply_items
 from workers.engine.kernels.steps import (
@@ -113,15 +122,6 @@ def _summed(scores: Any, most: Any) -> Any:
     return total
 
 
-@compiled("contract")
-def _highest(scores: Any, first: Any, last: Any) -> Any:
-    most = widen(scores[first])
-    for i in range(first, last):
-        score = widen(scores[i])
-        most = score if score > most else most
-    return most
-
-
 @compiled()
 def _insert(score: Any, token: Any, ids: Any, best: Any) -> None:
     """Where it belongs among the best, the last of which leaves."""
@@ -142,7 +142,8 @@ def likeliest(scores: Any, ids: Any, best: Any) -> None:
     ids[:] = 0
     for first in range(0, size, _BLOCK):
         last = min(first + _BLOCK, size)
-        if _highest(scores, first, last) <= best[-1]:
+        _, high = ranks(scores[first:last])
+        if of_rank(high, scores[0]) <= best[-1]:
             continue
         for token in range(first, last):
             score = widen(scores[token])

@@ -105,6 +105,38 @@ def widen(_: Any, stored: types.Type) -> Any:
     return types.float32(stored), generate
 
 
+def _flipped(builder: ir.IRBuilder, bits: ir.Value, mask: int) -> ir.Value:
+    """The bits of a negative number turned over, but for its sign; done twice, nothing."""
+    return builder.xor(bits, builder.and_(builder.ashr(bits, _INT(31)), _INT(mask)))
+
+
+@generated
+def rank_of(_: Any, stored: types.Type) -> Any:
+    """An element as an int32 that is as large among others as it is: integers are compared many at
+    a time, where floats are not for fear of NaN, which is beyond infinity here.
+    """
+
+    def generate(_c: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
+        if stored == types.float32:
+            return _flipped(builder, builder.bitcast(values[0], _INT), 0x7FFFFFFF)
+        return _flipped(builder, builder.sext(values[0], _INT), 0x7FFF)
+
+    return types.int32(stored), generate
+
+
+@generated
+def of_rank(_: Any, rank: types.Type, like: types.Type) -> Any:
+    """The element that has a rank, as float32."""
+
+    def generate(_c: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
+        if like == types.float32:
+            return builder.bitcast(_flipped(builder, values[0], 0x7FFFFFFF), _FLOAT)
+        bits = builder.shl(_flipped(builder, values[0], 0x7FFF), _INT(16))
+        return builder.bitcast(bits, _FLOAT)
+
+    return types.float32(rank, like), generate
+
+
 def emit_narrow(builder: ir.IRBuilder, floats: ir.Value) -> ir.Value:
     """Code for what `narrow` does to one float32, or to a vector of them, for bfloat16."""
     lanes = floats.type.count if isinstance(floats.type, ir.VectorType) else 0
