@@ -57,7 +57,7 @@ class CompiledGrowth:
         tree = CompiledTree(request, self._rules(request), self, _NO_TOKENS, neural=True)
         tree.hear((0,), SparseLaw((1,), (0.5,)))
         tree.grow()
-        tree.questions(0.0)
+        tree.questions(0.0, 1.0)
 
     def ready(self, request: DraftRequest) -> bool:
         """Nothing has to be counted before."""
@@ -115,6 +115,7 @@ class CompiledTree:
         neural: bool,
     ) -> None:
         self.request = request
+        self.hoped = 0.0
         self._rules = rules
         self._own = own
         self._tokens = tokens
@@ -166,7 +167,7 @@ class CompiledTree:
             self._grown,
         )
 
-    def questions(self, round_s: float) -> list[TreePath]:
+    def questions(self, round_s: float, share: float) -> list[TreePath]:
         """As `Tree` has it."""
         if not self._neural or not len(self._rules.least):
             return []
@@ -184,9 +185,15 @@ class CompiledTree:
         )
         best = [int(place) for place in np.argsort(-worths, kind="stable")[:ROUND_NODES]]
         best = [place for place in best if worths[place] >= 0]
-        if not best or not pays(self.request, worths[best].tolist(), round_s):
+        self.hoped = float(worths[best].sum())
+        if not best or not pays(self.request, self.hoped, round_s, share):
             return []
         return [self._path_of(place - 1) for place in best]
+
+    def worth(self) -> float:
+        """As `Tree` has it."""
+        brings = self._grown.confidence[: self._size].sum()
+        return float(brings - self._rules.least[: self._size].sum())
 
     def lose_neural(self) -> None:
         """As `Tree` has it."""

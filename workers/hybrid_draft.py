@@ -21,7 +21,7 @@ from workers.ngram_member import NgramMember
 from workers.sampled_proposal import Comb
 from workers.speculation.tree import Proposal
 from workers.training.ngram_table import TOKENS, NgramTable
-from workers.tree_growth import Growth, PlainGrowth, Tree, TreePath
+from workers.tree_growth import NEURAL_SHARE, Growth, PlainGrowth, Tree, TreePath
 
 try:
     from workers.compiled_growth import CompiledGrowth
@@ -33,9 +33,38 @@ if TYPE_CHECKING:
 
 # Siblings that are sampled under the ratio test.
 SAMPLED = 4
-# The weight of the newest round in what a round takes, where a long prompt may have been read, and
-# what every step leaves of that: what was too dear must be tried again.
-_NEWEST, _FORGET = 0.1, 0.98
+# The weight of the newest round in what rounds take and bring. What every step leaves of the
+# former, and how far it leads the latter back to the first guess: what did not pay is tried again.
+_NEWEST, _FORGET, _DOUBT = 0.05, 0.998, 0.005
+
+
+class Rounds:
+    """What rounds of questions take and bring. seconds: per tree that is asked about; share: tokens
+    that it brings, less what their rows cost, of those that are hoped for.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._hoped, self._brought = 1.0, NEURAL_SHARE
+
+    @property
+    def share(self) -> float:
+        return self._brought / self._hoped
+
+    def forget(self) -> None:
+        """A step is over."""
+        self.seconds *= _FORGET
+        self._brought += _DOUBT * (NEURAL_SHARE * self._hoped - self._brought)
+
+    def learn(self, asked: Sequence[Tree], before: Sequence[float], took: float) -> None:
+        """A round about some trees, which were worth something before."""
+        own = took / len(asked)
+        self.seconds = self.seconds or own
+        # A long prompt may have been read.
+        self.seconds += _NEWEST * (min(own, 2 * self.seconds) - self.seconds)
+        for tree, was in zip(asked, before, strict=True):
+            self._hoped += _NEWEST * (tree.hoped - self._hoped)
+            self._brought += _NEWEST * (tree.worth() - was - self._brought)
 
 
 class HybridDraft:
@@ -62,7 +91,7 @@ class HybridDraft:
             self._growth = CompiledGrowth(ngram, calibration, children=children)
         self._sampled = PlainGrowth(ngram, calibration, children=children)
         self._children = children
-        self._round_s = 0.0  # seconds per tree that is asked about
+        self._rounds = Rounds()
 
     def commit(self, updates: Sequence[DraftUpdate]) -> None:
         for update in updates:
@@ -93,14 +122,17 @@ class HybridDraft:
             self._eagle.catch_up([number for number in numbers if self._eagle.overdue(number)])
         for tree in trees:
             tree.grow()
-        self._round_s *= _FORGET
+        rounds = self._rounds
+        rounds.forget()
         while asking := [
-            (tree, paths) for tree in trees if (paths := tree.questions(self._round_s))
+            (tree, paths)
+            for tree in trees
+            if (paths := tree.questions(rounds.seconds, rounds.share))
         ]:
+            before = [tree.worth() for tree, _ in asking]
             began = perf_counter()
             self._ask(asking)
-            took = (perf_counter() - began) / len(asking)
-            self._round_s += _NEWEST * (min(took, 2 * (self._round_s or took)) - self._round_s)
+            rounds.learn([tree for tree, _ in asking], before, perf_counter() - began)
         return {tree.request.sequence: tree.proposal() for tree in trees}
 
     def _ask(self, asking: Sequence[tuple[Tree, Sequence[TreePath]]]) -> None:

@@ -11,7 +11,7 @@ yield (design.md, section 4).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -32,9 +32,10 @@ LEAST_CONFIDENCE = 0.003
 NEGLIGIBLE = 0.005
 # Nodes that the neural member is asked about in one round; it reads 8 rows about as fast as 1.
 ROUND_NODES = 8
-# A round is about nodes where the walk may end for want of a right guess. The neural member has one
-# about every other time.
 NEURAL_SHARE = 0.5
+"""A round is about nodes where the walk may end for want of a right guess. The neural member has
+one about every other time, until it is known better."""
+
 # What a round must bring where nobody says what time is worth, in tokens: it costs a tenth of the
 # verify pass over a tree of SMALL nodes and less of a larger one's.
 ROUND_WORTH = 0.125
@@ -53,9 +54,12 @@ class Guess:
 
 
 class Tree(Protocol):
-    """One request's proposal as it grows."""
+    """One request's proposal as it grows. hoped: how often the walk is expected to end for want of
+    a right guess where the last questions were about.
+    """
 
     request: DraftRequest
+    hoped: float
 
     def hear(self, path: TreePath, law: SparseLaw) -> None:
         """What the neural member says may follow `path`: its likeliest tokens."""
@@ -63,12 +67,16 @@ class Tree(Protocol):
     def grow(self) -> None:
         """Anew, best first: always add the node with the likeliest path of all not yet in it."""
 
-    def questions(self, round_s: float) -> list[TreePath]:
+    def questions(self, round_s: float, share: float) -> list[TreePath]:
         """Nodes to ask the neural member about next, () for the root; none where that would not
         pay. The best are those where the walk is likely to come and to find no child.
 
-        round_s: what asking takes, of which only requests with terms know the worth.
+        round_s: what asking takes; share: what it brings of what is hoped. Only requests with terms
+        know the worth of either.
         """
+
+    def worth(self) -> float:
+        """Tokens that the tree is expected to bring, without those that its rows cost elsewhere."""
 
     def lose_neural(self) -> None:
         """The neural member cannot be asked about this sequence now."""
@@ -120,6 +128,7 @@ class GrowingTree:
         neural: bool,
     ) -> None:
         self.request = request
+        self.hoped = 0.0
         self._ngram = ngram
         self._tail = () if ngram is None else ngram.tail(request.sequence)
         self._regime = regime
@@ -157,13 +166,19 @@ class GrowingTree:
             reached = -negative
             self._nodes[path] = Guess(guess.token, reached, guess.member)
 
-    def questions(self, round_s: float) -> list[TreePath]:
+    def questions(self, round_s: float, share: float) -> list[TreePath]:
         """As `Tree` has it."""
         if not self._neural:
             return []
         worth = {path: self._reach(path) * self._uncovered(path) for path in self._unasked()}
         best = heapq.nlargest(ROUND_NODES, worth, key=worth.__getitem__)
-        return best if pays(self.request, [worth[path] for path in best], round_s) else []
+        self.hoped = sum(worth[path] for path in best)
+        return best if pays(self.request, self.hoped, round_s, share) else []
+
+    def worth(self) -> float:
+        """As `Tree` has it."""
+        brings = sum(guess.confidence for guess in self._nodes.values())
+        return brings - sum(self._least[: len(self._nodes)])
 
     def lose_neural(self) -> None:
         """The neural member cannot be asked about this sequence now."""
@@ -249,13 +264,11 @@ class GrowingTree:
         return found
 
 
-def pays(request: DraftRequest, worths: Sequence[float], round_s: float) -> bool:
-    """Whether a round of questions about nodes of that worth brings more than it takes."""
+def pays(request: DraftRequest, hoped: float, round_s: float, share: float) -> bool:
+    """Whether a round of questions brings more than it takes."""
     if request.terms is None:
-        enough = ROUND_WORTH * SMALL / max(SMALL, request.budget)
-    else:
-        enough = request.terms.price * round_s
-    return NEURAL_SHARE * sum(worths) >= enough
+        return NEURAL_SHARE * hoped >= ROUND_WORTH * SMALL / max(SMALL, request.budget)
+    return share * hoped >= request.terms.price * round_s
 
 
 def least_of(request: DraftRequest) -> tuple[float, ...]:

@@ -22,11 +22,11 @@ from workers.eagle_member import EagleMember
 from workers.engine.eagle import EagleModel
 from workers.engine.eagle_batch import LIKELIEST
 from workers.engine.vocabulary import Vocabulary, vocabulary_of
-from workers.hybrid_draft import HybridDraft, kind_of
+from workers.hybrid_draft import HybridDraft, Rounds, kind_of
 from workers.ngram_member import NgramMember
 from workers.speculation.tree import Proposal, SparseLaw
 from workers.training.ngram_table import ORDER, NgramTable
-from workers.tree_growth import NEURAL, SUFFIX, GrowingTree
+from workers.tree_growth import NEURAL, NEURAL_SHARE, SUFFIX, GrowingTree
 
 pytestmark = pytest.mark.usefixtures("single_thread")
 
@@ -91,7 +91,7 @@ def expected(model: EagleModel, ngram: NgramMember | None) -> tuple[Proposal, in
         for path in asked:
             tree.hear(path, law(path))
         tree.grow()
-        asked, rounds = tree.questions(0.0), rounds + 1
+        asked, rounds = tree.questions(0.0, NEURAL_SHARE), rounds + 1
     return tree.proposal(), rounds
 
 
@@ -310,3 +310,34 @@ def test_a_folder_says_what_kind_of_draft_it_holds(
     assert kind_of(tmp_path / "nothing") is None
     assert kind_of(folder / "eagle") == "eagle"
     assert kind_of(folder) == "hybrid"
+
+
+class Asked(GrowingTree):
+    """A tree that a round makes worth more by `brings`, where `hoped` was hoped for."""
+
+    def __init__(self, hoped: float, brings: float) -> None:
+        self.hoped = hoped
+        self.worth = lambda: brings  # type: ignore[method-assign]
+
+
+def test_what_rounds_bring_of_what_is_hoped_is_learned_and_doubted_again() -> None:
+    rounds = Rounds()
+    assert rounds.share == NEURAL_SHARE
+    for _ in range(200):
+        rounds.learn([Asked(2.0, 1.3), Asked(1.0, 0.3)], [1.0, 0.0], 0.004)
+    assert rounds.share == pytest.approx(0.2, rel=0.1)
+    assert rounds.seconds == pytest.approx(0.002)
+    for _ in range(40):
+        rounds.forget()
+    assert 0.22 < rounds.share < 0.3
+    for _ in range(2000):
+        rounds.forget()
+    assert rounds.share == pytest.approx(NEURAL_SHARE, rel=0.01)
+    assert rounds.seconds < 0.0001
+
+
+def test_one_round_that_takes_long_is_not_taken_for_the_rule() -> None:
+    rounds = Rounds()
+    rounds.learn([Asked(1.0, 0.5)], [0.0], 0.001)
+    rounds.learn([Asked(1.0, 0.5)], [0.0], 5.0)
+    assert 0.001 < rounds.seconds < 0.0011

@@ -202,14 +202,14 @@ def test_the_neural_member_is_asked_where_the_walk_is_likeliest_to_end(setting: 
         and setting.budget
     }
     best = sorted(worth.values(), reverse=True)[:ROUND_NODES]
-    asked = tree.questions(0.0)
+    asked = tree.questions(0.0, NEURAL_SHARE)
     enough = ROUND_WORTH / NEURAL_SHARE * SMALL / max(SMALL, setting.budget)
     if sum(best) < enough - 1e-9:
         assert asked == []
     elif sum(best) > enough + 1e-9:
         assert [worth[path] for path in asked] == pytest.approx(best)
         assert len(set(asked)) == len(asked)
-    assert setting.tree(neural=False).questions(0.0) == []
+    assert setting.tree(neural=False).questions(0.0, NEURAL_SHARE) == []
 
 
 def missed(setting: Setting, path: TreePath) -> float:
@@ -307,7 +307,7 @@ def test_a_round_of_questions_must_pay(
     monkeypatch.setattr(tree_growth, "ROUND_WORTH", NEURAL_SHARE * 0.3 * 20 / SMALL)
     tree = Setting(table=None, laws={(): law}, budget=20, children=99).tree()
     tree.grow()
-    assert tree.questions(0.0) == asked
+    assert tree.questions(0.0, NEURAL_SHARE) == asked
 
 
 @pytest.mark.parametrize(
@@ -331,27 +331,27 @@ def test_with_terms_a_round_must_bring_what_its_time_is_worth() -> None:
     tree = Setting(table=None, terms=Terms(100.0, (0.0,) * 8)).tree()
     tree.grow()
     break_even = NEURAL_SHARE / 100.0
-    assert tree.questions(0.99 * break_even) == [()]
-    assert tree.questions(1.01 * break_even) == []
+    assert tree.questions(0.99 * break_even, NEURAL_SHARE) == [()]
+    assert tree.questions(1.01 * break_even, NEURAL_SHARE) == []
 
 
 def test_where_the_ngrams_are_sure_nobody_else_is_asked() -> None:
     certain = Regime(ngram=(Pool(bias=9.0),) * (ORDER + 1), both=PLAIN.both, neural=PLAIN.neural)
     tree = Setting(tokens=(1, 2, 1), regime=certain).tree()
     tree.grow()
-    assert tree.questions(0.0) == []
+    assert tree.questions(0.0, NEURAL_SHARE) == []
     unsure = Setting(tokens=(1, 2, 3)).tree()
     unsure.grow()
-    assert unsure.questions(0.0) == [()]
+    assert unsure.questions(0.0, NEURAL_SHARE) == [()]
     unsure.lose_neural()
-    assert unsure.questions(0.0) == []
+    assert unsure.questions(0.0, NEURAL_SHARE) == []
 
 
 def test_answers_lead_to_questions_about_their_children() -> None:
     tree = Setting(table=None, laws={(): {5: 0.9}}, depth=3).tree()
     for path in ((5,), (5, 5), None):
         tree.grow()
-        asked = tree.questions(0.0)
+        asked = tree.questions(0.0, NEURAL_SHARE)
         assert asked == ([path] if path else []), "at the deepest level nothing is asked"
         if path:
             tree.hear(path, SparseLaw((5,), (0.9,)))
@@ -408,4 +408,4 @@ def test_of_long_texts_both_ways_say_the_same() -> None:
             assert ours.tree == theirs.tree
             assert ours.members == theirs.members
             assert ours.confidence == pytest.approx(theirs.confidence)
-            assert trees[0].questions(0.0) == trees[1].questions(0.0)
+            assert trees[0].questions(0.0, NEURAL_SHARE) == trees[1].questions(0.0, NEURAL_SHARE)
