@@ -118,7 +118,7 @@ class DraftMaker:
         self._draft = self._work / "draft"
         # Now, and not after an hour of answers.
         self._start = self._eagle_to_start_from()
-        self._tables = [self._table_to_add(folder) for folder in options.table_from]
+        self._tables = {folder: self._table_to_add(folder) for folder in options.table_from}
         check_layers(options.layers, self._model.num_hidden_layers)
         self._began = time.monotonic()
         self.facts: dict[str, Any] = {}
@@ -194,7 +194,7 @@ class DraftMaker:
             "target": asdict(self._identity),
             "dtype": options.target.dtype,
             "start_from": self._start and _digest(self._start / WEIGHTS),
-            "table_from": [_digest(table) for table in self._table_files()],
+            "table_from": [_digest(_table_folder(own) / TOKENS) for own in self._tables],
         }
         saved: dict[str, Any] = json.loads(json.dumps(fixed))
         return saved
@@ -225,7 +225,7 @@ class DraftMaker:
     def _others_texts(self, own: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         """What other drafts' tables hold beside what is there already."""
         known = set(map(tuple, own))
-        for table in self._tables:
+        for table in self._tables.values():
             texts = [text for text in table.sequences() if tuple(text) not in known]
             known |= set(map(tuple, texts))
             yield from texts
@@ -430,14 +430,7 @@ class DraftMaker:
 
     def _others(self) -> dict[str, str]:
         """Where other drafts' tables are from, and the prompts that they were made of."""
-        folders = self._options.table_from
-        return {
-            str(folder): str(table.card.get("prompts"))
-            for folder, table in zip(folders, self._tables, strict=True)
-        }
-
-    def _table_files(self) -> list[Path]:
-        return [_table_folder(folder) / TOKENS for folder in self._options.table_from]
+        return {str(own): str(table.card.get("prompts")) for own, table in self._tables.items()}
 
     def _deadline(self, share: float) -> float:
         """When a share of the minutes is over; never, where there are none."""

@@ -72,7 +72,11 @@ class Calibration:
 
     def at(self, temperature: float) -> Regime:
         """The regime nearest to a temperature."""
-        return self.regimes[min(self.regimes, key=lambda fitted: abs(fitted - temperature))]
+        return self.regimes[self.nearest(temperature)]
+
+    def nearest(self, temperature: float) -> float:
+        """Of the temperatures that there are regimes for."""
+        return min(self.regimes, key=lambda fitted: abs(fitted - temperature))
 
     def save(self, folder: Path) -> None:
         saved = {str(temperature): asdict(regime) for temperature, regime in self.regimes.items()}

@@ -11,10 +11,11 @@ from workers import ngram_member
 from workers.calibration import FARTHEST, FLOOR, Calibration, Pool, Regime
 from workers.draft import DraftRequest
 from workers.engine.kernels import growth
+from workers.engine.kernels.ngram import LIKELIEST as COUNTED_APART
 from workers.engine.kernels.ngram import Scratch, scratch_for, text_of
 from workers.ngram_member import NgramMember
 from workers.speculation.tree import ROOT, Proposal, SparseLaw, TokenTree, level_order
-from workers.training.ngram_table import COUNTED, ORDER
+from workers.training.ngram_table import COUNTED, LIKELIEST, ORDER
 from workers.tree_growth import (
     LEAST_CONFIDENCE,
     NEGLIGIBLE,
@@ -27,6 +28,7 @@ from workers.tree_growth import (
     pays,
 )
 
+assert LIKELIEST == COUNTED_APART, "the kernel tells fewer followers apart, or more"
 _MEMBERS = (SUFFIX, TABLE, NEURAL)  # as the kernel numbers them
 _FIRST_TOKENS = 1024
 _NO_TOKENS = np.empty(0, np.int32)
@@ -43,7 +45,7 @@ class CompiledGrowth:
         self._ngram = ngram
         self._calibration = calibration
         self._children = children
-        self._pools: dict[int, NDArray[np.float64]] = {}
+        self._pools = {t: _pools_of(regime) for t, regime in calibration.regimes.items()}
         table = None if ngram is None else ngram.table
         nothing = np.empty((ORDER, 0), np.int32), np.empty(0, np.int32)
         columns, following = nothing if table is None else (table.columns, table.following)
@@ -73,7 +75,7 @@ class CompiledGrowth:
 
     def _rules(self, request: DraftRequest) -> growth.Rules:
         return growth.Rules(
-            pools=self._pools_at(request.temperature),
+            pools=self._pools[self._calibration.nearest(request.temperature)],
             least=np.array(least_of(request), np.float64),
             depth=request.depth,
             children=self._children,
@@ -93,13 +95,6 @@ class CompiledGrowth:
         if tokens > self._scratch.matches.shape[1]:
             self._scratch = scratch_for(2 * tokens, ORDER, COUNTED)
         return self._scratch
-
-    def _pools_at(self, temperature: float) -> NDArray[np.float64]:
-        regime = self._calibration.at(temperature)
-        found = self._pools.get(id(regime))  # the calibration keeps its regimes
-        if found is None:
-            found = self._pools[id(regime)] = _pools_of(regime)
-        return found
 
 
 class CompiledTree:
@@ -155,34 +150,14 @@ class CompiledTree:
         waiting = growth.Waiting(
             np.empty(most, np.float64), *(np.empty(most, np.int32) for _ in range(3))
         )
-        self._size, self._known = growth.grow(
-            self._rules,
-            self._own.text,
-            self._tokens,
-            self._own.scratch(len(self._tokens)),
-            self._laws,
-            self._nodes,
-            self._known,
-            waiting,
-            self._grown,
-        )
+        self._size, self._known = growth.grow(self._sources(), self._known, waiting, self._grown)
 
     def questions(self, round_s: float, share: float) -> list[TreePath]:
         """As `Tree` has it."""
         if not self._neural or not len(self._rules.least):
             return []
         worths = np.empty(1 + self._size, np.float64)
-        growth.worths(
-            self._rules,
-            self._own.text,
-            self._tokens,
-            self._own.scratch(len(self._tokens)),
-            self._laws,
-            self._nodes,
-            self._grown,
-            self._size,
-            worths,
-        )
+        growth.worths(self._sources(), self._grown, self._size, worths)
         best = [int(place) for place in np.argsort(-worths, kind="stable")[:ROUND_NODES]]
         best = [place for place in best if worths[place] >= 0]
         self.hoped = float(worths[best].sum())
@@ -212,6 +187,16 @@ class CompiledTree:
             ),
             tuple(grown.confidence[order].tolist()),
             members=tuple(_MEMBERS[member] for member in grown.member[order].tolist()),
+        )
+
+    def _sources(self) -> growth.Sources:
+        return growth.Sources(
+            rules=self._rules,
+            text=self._own.text,
+            scratch=self._own.scratch(len(self._tokens)),
+            tokens=self._tokens,
+            laws=self._laws,
+            nodes=self._nodes,
         )
 
     def _number_of(self, path: TreePath) -> int:

@@ -84,12 +84,10 @@ class HybridDraft:
         self._ngram = ngram
         self._eagle = eagle
         self._members = [member for member in (ngram, eagle) if member is not None]
-        self._growth: Growth
-        if CompiledGrowth is None:
-            self._growth = PlainGrowth(ngram, calibration, children=children)
-        else:
-            self._growth = CompiledGrowth(ngram, calibration, children=children)
         self._sampled = PlainGrowth(ngram, calibration, children=children)
+        self._growth: Growth = self._sampled
+        if CompiledGrowth is not None:
+            self._growth = CompiledGrowth(ngram, calibration, children=children)
         self._children = children
         self._rounds = Rounds()
 

@@ -77,7 +77,8 @@ class GenericPass:
         )
         logits: Tensor = output.logits[0]
         if not self._feature_layers:
-            return logits, logits.new_empty(len(tokens), 0, 0)
+            hidden = self._model.config.get_text_config().hidden_size
+            return logits, logits.new_empty(len(tokens), 0, hidden)
         return logits, torch.stack([self._caught[layer] for layer in self._feature_layers], 1)
 
     def _catcher(self, layer: int) -> Any:

@@ -6,7 +6,6 @@ context of any order are one range. It needs numpy only.
 """
 
 import json
-from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -44,7 +43,9 @@ class Followers:
 class NgramTable:
     """Next-token counts after contexts of up to `ORDER` tokens.
 
-    tokens: all sequences, each preceded by -1.
+    tokens: all sequences, each preceded by -1. columns [ORDER, n]: the k-th token before each
+    place, k from 1 on, in the lexical order of the columns, -1 from a break on; following [n]: the
+    token at each of these places.
 
     Raises ValueError when they are none of the vocabulary's.
     """
@@ -57,10 +58,9 @@ class NgramTable:
         self.vocabulary = vocabulary
         self.card = card
         self._tokens = tokens
-        columns, following = _sorted_contexts(tokens)
-        # array, not numpy: bisect probes single elements, which arrays hand out 4 times faster.
-        self._columns = [array("i", column.tobytes()) for column in columns]
-        self._following = following
+        self.columns, self.following = _sorted_contexts(tokens)
+        # bisect probes single elements, which numpy hands out 4 times slower.
+        self._columns = [memoryview(column) for column in self.columns]
         self._range = lru_cache(maxsize=1 << 14)(self._count)
 
     @classmethod
@@ -113,18 +113,6 @@ class NgramTable:
         """Number of learned tokens."""
         return int((self._tokens != _BREAK).sum())
 
-    @property
-    def columns(self) -> NDArray[np.int32]:
-        """The k-th token before each place, k from 1 on, in the lexical order of the columns:
-        [ORDER, n]. One that is behind a break is -1.
-        """
-        return np.array([np.frombuffer(column, np.int32) for column in self._columns])
-
-    @property
-    def following(self) -> NDArray[np.int32]:
-        """The token at each of these places: [n]."""
-        return self._following
-
     def sequences(self) -> list[list[int]]:
         """What it was built from."""
         parts = np.split(self._tokens, np.flatnonzero(self._tokens == _BREAK))
@@ -133,7 +121,7 @@ class NgramTable:
     def followers(self, context: Sequence[int]) -> list[Followers]:
         """What followed the last 1, 2, ... tokens of `context`, as far as they occur."""
         found = []
-        low, high = 0, len(self._following)
+        low, high = 0, len(self.following)
         for column, token in zip(self._columns, reversed(context), strict=False):
             low, high = (
                 bisect_left(column, token, low, high),
@@ -146,7 +134,7 @@ class NgramTable:
 
     def _count(self, low: int, high: int) -> Followers:
         step = -(-(high - low) // COUNTED)
-        return followers_of(Counter(self._following[low:high:step].tolist()))
+        return followers_of(Counter(self.following[low:high:step].tolist()))
 
 
 def followers_of(counts: Counter[int]) -> Followers:
@@ -156,10 +144,8 @@ def followers_of(counts: Counter[int]) -> Followers:
 
 def _sorted_contexts(
     tokens: NDArray[np.int32],
-) -> tuple[list[NDArray[np.int32]], NDArray[np.int32]]:
-    """Columns k = 0..ORDER-1 with the k-th token before each position, and the token there,
-    all in the lexical order of the columns. A context that reaches a break holds -1 from there on.
-    """
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """`NgramTable`'s columns, and what follows."""
     places = np.flatnonzero(tokens != _BREAK)
     columns = []
     alive = np.ones(len(places), dtype=bool)
@@ -168,4 +154,4 @@ def _sorted_contexts(
         alive &= before != _BREAK
         columns.append(np.where(alive, before, _BREAK).astype(np.int32))
     order = np.lexsort(columns[::-1])
-    return [column[order] for column in columns], tokens[places][order]
+    return np.array([column[order] for column in columns]), tokens[places][order]

@@ -65,8 +65,8 @@ from workers.engine.kernels.steps import (
     IDS,  # int64 [number wanted, LIKELIEST]: the draft's numbers of tokens, likeliest first
     PROBABILITIES,  # float32, of these
     LIKELIEST,
-) = range(PASS_FIELDS, PASS_FIELDS + 13)
-ROUND_FIELDS = PASS_FIELDS + 13
+    ROUND_FIELDS,
+) = range(PASS_FIELDS, PASS_FIELDS + 14)
 
 # Of a round, each with a counter of its own: to fuse, both norms and their product, the layer's
 # rest, the head, and the likeliest.

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.engine.kernels.compiling import compiled
-from workers.engine.kernels.ngram import law
+from workers.engine.kernels.ngram import Scratch, Text, law
 
 SUFFIX, TABLE, NEURAL = range(3)
 """Members, as numbers."""
@@ -60,6 +60,19 @@ class Laws(NamedTuple):
     sizes: NDArray[np.int32]
     ids: NDArray[np.int32]
     probabilities: NDArray[np.float64]
+
+
+class Sources(NamedTuple):
+    """All that guesses are made from, and where they are kept: of the domain and of the draft,
+    then of the request. tokens: the request's own, int32.
+    """
+
+    rules: Rules
+    text: Text
+    scratch: Scratch
+    tokens: NDArray[np.int32]
+    laws: Laws
+    nodes: Nodes
 
 
 class Grown(NamedTuple):
@@ -150,10 +163,9 @@ def _heard_of(laws: Any, heard: Any, token: Any) -> Any:
 
 
 @compiled()
-def _guess(
-    rules: Any, text: Any, tokens: Any, scratch: Any, laws: Any, nodes: Any, node: Any
-) -> None:
+def _guess(sources: Any, node: Any) -> None:
     """Find what may follow a node, unless that is known."""
+    rules, nodes, laws, scratch = sources.rules, sources.nodes, sources.laws, sources.scratch
     if nodes.guesses[node] >= 0:
         return
     nodes.guesses[node] = 0
@@ -161,10 +173,10 @@ def _guess(
     named = order = 0
     if rules.ngrams:
         context = np.empty(rules.order, np.int32)
-        size = _context(nodes, node, tokens, rules.order, context)
+        size = _context(nodes, node, sources.tokens, rules.order, context)
         named, order = law(
-            text,
-            tokens,
+            sources.text,
+            sources.tokens,
             context[rules.order - size :],
             size,
             rules.local_weight,
@@ -263,25 +275,16 @@ def add_child(nodes: Any, size: Any, parent: Any, token: Any) -> None:
 
 
 @compiled()
-def grow(
-    rules: Any,
-    text: Any,
-    tokens: Any,
-    scratch: Any,
-    laws: Any,
-    nodes: Any,
-    known: Any,
-    waiting: Any,
-    grown: Any,
-) -> Any:
+def grow(sources: Any, known: Any, waiting: Any, grown: Any) -> Any:
     """Anew, best first: always add the node with the likeliest path of all not yet in it. How many
     nodes the tree has, and how many of `nodes` are in use then, of which `known` were.
     """
+    rules, nodes = sources.rules, sources.nodes
     size = held = came = 0
     node, place, reached = 0, -1, 1.0
     while len(rules.least):
         if nodes.depth[node] < rules.depth:
-            _guess(rules, text, tokens, scratch, laws, nodes, node)
+            _guess(sources, node)
             for guess in range(nodes.guesses[node]):
                 likely = reached * nodes.guess_confidence[node, guess]
                 if likely < rules.least_confidence:
@@ -307,27 +310,18 @@ def grow(
 
 
 @compiled()
-def worths(
-    rules: Any,
-    text: Any,
-    tokens: Any,
-    scratch: Any,
-    laws: Any,
-    nodes: Any,
-    grown: Any,
-    size: Any,
-    worth: Any,
-) -> None:
+def worths(sources: Any, grown: Any, size: Any, worth: Any) -> None:
     """To worth [1 + nodes of the tree], the root first: the probability that the walk comes to a
     node and finds no child, of those that the neural member may be asked about; -1 for the others.
     """
+    rules, nodes = sources.rules, sources.nodes
     for place in range(-1, size):
         node = 0 if place < 0 else grown.node[place]
         askable = nodes.depth[node] < rules.depth and nodes.heard[node] < 0
         if not askable or (node > 0 and nodes.heard[nodes.parent[node]] < 0):
             worth[place + 1] = -1.0
             continue
-        _guess(rules, text, tokens, scratch, laws, nodes, node)
+        _guess(sources, node)
         covered = 0.0
         for guess in range(nodes.guesses[node]):
             covered += nodes.guess_confidence[node, guess]

@@ -60,8 +60,8 @@ def text_of(columns: NDArray[np.int32], following: NDArray[np.int32]) -> Text:
     tokens = columns[0].max(initial=-1) + 1
     return Text(
         np.searchsorted(columns[0], np.arange(tokens + 1)),
-        np.ascontiguousarray(columns),
-        np.ascontiguousarray(following),
+        columns,
+        following,
         np.zeros((_REMEMBERED, _COUNT_WORDS), np.int32),
     )
 

@@ -377,41 +377,25 @@ def test_a_run_goes_on_only_with_the_same_table(
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("option", "kind", "message"),
     [
-        ("lm", "--table-from: goes with --kind ngram or hybrid, not lm"),
-        ("eagle", "--table-from: goes with --kind ngram or hybrid, not eagle"),
-        ("ngram", "nothing-here holds no ngram or hybrid draft"),
+        ("--table-from", "lm", "--table-from: goes with --kind ngram or hybrid, not lm"),
+        ("--table-from", "eagle", "--table-from: goes with --kind ngram or hybrid, not eagle"),
+        ("--table-from", "ngram", "nothing-here holds no ngram or hybrid draft"),
+        ("--start-from", "ngram", "--start-from: goes with --kind eagle or hybrid, not ngram"),
+        ("--start-from", "lm", "--start-from: goes with --kind eagle or hybrid, not lm"),
+        ("--start-from", "eagle", "nothing-here holds no eagle or hybrid draft"),
     ],
 )
-def test_what_has_no_table_to_learn_is_refused(
+def test_what_is_no_draft_to_begin_with_is_refused(
     prepare: Callable[..., int],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    option: str,
     kind: str,
     message: str,
 ) -> None:
-    assert prepare(kind, "--table-from", "nothing-here") == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "draft.work").exists()
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("ngram", "--start-from: goes with --kind eagle or hybrid, not ngram"),
-        ("lm", "--start-from: goes with --kind eagle or hybrid, not lm"),
-        ("eagle", "nothing-here holds no eagle or hybrid draft"),
-    ],
-)
-def test_what_no_draft_can_start_from_is_refused(
-    prepare: Callable[..., int],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    kind: str,
-    message: str,
-) -> None:
-    assert prepare(kind, "--start-from", "nothing-here") == 2
+    assert prepare(kind, option, "nothing-here") == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "draft.work").exists()
 
