@@ -23,13 +23,15 @@ from workers.engine.kernels.elements import (
     up_to,
     widen,
 )
-from workers.engine.kernels.terms import FLOATS, INTS, LANES, TERMS_OF, float_terms, spread
+from workers.engine.kernels.terms import FLOATS, INTS, LANES, TERMS_OF, VECTORS, float_terms, spread
 
 # What `attend_items` reads of each.
 ITEM_FIELDS, SEGMENT_FIELDS = 4, 6
 
-# Keys, and rows of a product, that are taken at once.
-_KEYS, _ROWS = 8, 4
+# Of a tile, whose sums stay in registers: keys and vectors of queries that are scored, rows and
+# vectors of columns of a product.
+_KEYS, _QUERIES = (8, 2) if VECTORS == 32 else (4, 1)
+_ROWS, _COLUMNS = (4, 4) if VECTORS == 32 else (4, 1)
 # Keys and values are fetched so many slots ahead of their use: a head's lie apart from each other,
 # which the CPU does not foresee.
 _AHEAD, _LINE_BYTES = 32, 64
@@ -56,7 +58,8 @@ def _score_tile(
     scaling: Any,
     like: Any,
 ) -> Any:
-    """Of the scores of _KEYS keys, 1 or 2 vectors of queries from those at `asked` and `scores` on.
+    """Of the scores of _KEYS keys, up to _QUERIES vectors of queries from those at `asked` and
+    `scores` on.
     All but `vectors` and `left` are addresses, or bytes from one row to the next.
 
     keys: of the first slot's; slots: of the keys' int64, of which there are `left`, the last one
@@ -66,7 +69,7 @@ def _score_tile(
     def generate(context: Any, builder: ir.IRBuilder, _s: Any, values: Any) -> ir.Value:
         done = builder.append_basic_block("done")
         choice = builder.switch(values[0], done)
-        for own in (1, 2):
+        for own in range(1, _QUERIES + 1):
             case = builder.append_basic_block(f"vectors{own}")
             choice.add_case(_LONG(own), case)
             builder.position_at_end(case)
@@ -87,7 +90,7 @@ class _Scores:
         self._builder = builder
         self._keys, self._between, self._slots, self._left, self._words = given[:5]
         self._asked, self._asked_row, self._scores, self._scores_row, self._scaling = given[5:10]
-        _, self._terms = TERMS_OF[element]
+        self._terms = TERMS_OF[element]
         self._vectors = range(vectors)
 
     def emit(self) -> None:
@@ -129,10 +132,13 @@ class _Scores:
         asked = [
             self._load(builder.add(start, _LONG(_VECTOR_BYTES * v)), INTS) for v in self._vectors
         ]
+        parts = list(zip(*(self._terms.parts_of_w(builder, own) for own in asked), strict=True))
         ends = []
         for place, own in zip(places, sums, strict=True):
             word = spread(builder, self._load(builder.add(place, step), _INT))
-            ends.append([self._terms(builder, t, word, a) for t, a in zip(own, asked, strict=True)])
+            for x, weights in zip(self._terms.parts_of_x(builder, word), parts, strict=True):
+                own = [self._terms.add(builder, t, x, w) for t, w in zip(own, weights, strict=True)]
+            ends.append(own)
         return ends
 
     def _store(self, ends: list[list[ir.Value]]) -> None:
@@ -172,9 +178,9 @@ def _score(
             _fetch_ahead(store, head, slots, ahead)
         own = slots.ctypes.data + 8 * key
         left = len(slots) - key
-        for lane in range(0, lanes, 2 * LANES):
+        for lane in range(0, lanes, _QUERIES * LANES):
             _score_tile(
-                min(2, (lanes - lane) // LANES),
+                min(_QUERIES, (lanes - lane) // LANES),
                 keys,
                 store.strides[0],
                 own,
@@ -277,8 +283,8 @@ def _add_product(a: Any, b: Any, c: Any) -> None:
     for row in range(0, len(c), _ROWS):
         column = 0
         while column < width:
-            left = (width - column) // LANES
-            if left >= 4:
+            left = min(_COLUMNS, (width - column) // LANES)
+            if left == 4:
                 _product_4(a, b, c, row, column)
                 column += 4 * LANES
             elif left >= 2:

@@ -127,20 +127,44 @@ print(_has("avx512bf16"), _has("avx512vnni"))
 """
 
 
-def test_a_cpu_without_instructions_for_it_computes_the_same(tmp_path: Path) -> None:
-    """In a process of its own: numba is told once what to compile for."""
+def on_cpu(name: str, features: str, code: str, cache: Path) -> list[str]:
+    """The words that code prints in a process of its own: numba is told once what to compile for.
+    Nothing that is compiled may be called for a CPU that this one is not.
+    """
     settings = {
-        "NUMBA_CPU_NAME": "x86-64-v3",
-        "NUMBA_CPU_FEATURES": "+avx2,+fma",
-        "NUMBA_CACHE_DIR": str(tmp_path),
+        "NUMBA_CPU_NAME": name,
+        "NUMBA_CPU_FEATURES": features,
+        "NUMBA_CACHE_DIR": str(cache),
         "PYTHONPATH": str(Path(__file__).resolve().parents[4]),
     }
     done = subprocess.run(
-        [sys.executable, "-c", _ON_ANOTHER_CPU],
+        [sys.executable, "-c", code],
         env=os.environ | settings,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["False", "False"]
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(("name", "features"), [("x86-64-v3", "+avx2,+fma"), ("x86-64", "+sse2")])
+def test_a_cpu_without_instructions_for_it_computes_the_same(
+    name: str, features: str, tmp_path: Path
+) -> None:
+    assert on_cpu(name, features, _ON_ANOTHER_CPU, tmp_path) == ["False", "False"]
+
+
+_FOR_ANOTHER_CPU = """
+from numba import types
+from workers.engine.kernels.linear import multiply
+for weights in (types.uint16, types.int8):
+    multiply.compile((*[types.int64] * 12, weights, types.uint16))
+code = "".join(multiply.inspect_asm().values())
+print(*(instruction in code for instruction in ("vdpbf16ps", "vpdpbusd")))
+"""
+
+
+def test_a_cpu_with_instructions_for_it_is_given_them(tmp_path: Path) -> None:
+    features = "+avx512f,+avx512bw,+avx512vl,+avx512bf16,+avx512vnni,+avx2,+fma"
+    assert on_cpu("znver4", features, _FOR_ANOTHER_CPU, tmp_path) == ["True", "True"]
