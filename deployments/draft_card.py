@@ -24,7 +24,7 @@ def _readme(kind: DraftKind, card: Mapping[str, Any]) -> str:
         f"# A draft for {card['domain']} ({kind})",
         f"For the target {target['name']} ({target['layers']} layers of {target['hidden_size']}, "
         f"weights {target['weights']}); any other is refused.",
-        f"Made from prompts of: {card['prompts']}.",
+        f"Made from prompts of: {card['prompts']}" + _clauses(card),
         f"The target ({card['dtype']}) answered {card['answers']:,} prompts with "
         f"{card['tokens']:,} tokens, at temperatures {', '.join(map(str, card['temperatures']))}, "
         f"at most {card['max_tokens']} each; {card['held_out_tokens']:,} more were held out.",
@@ -35,6 +35,10 @@ def _readme(kind: DraftKind, card: Mapping[str, Any]) -> str:
         f"{run['machine']}, torch {run['versions']['torch']}.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _clauses(card: Mapping[str, Any]) -> str:
+    return ", whole and by single clauses." if card["clauses"] else "."
 
 
 def _table(card: Mapping[str, Any]) -> str:

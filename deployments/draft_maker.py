@@ -77,11 +77,12 @@ MLP_SHARE = 11 / 12
 class MakerOptions:
     """What `outrider prepare-draft` was asked for.
 
-    prompts: to learn from, by file; measured: prompts to measure on, None for some held out of the
-    former; tokens: most that the target shall say; steps: of training, None for as many as
-    `minutes` allow, or `EPOCHS`; start_from: a draft whose neural part is trained further, None to
-    start from the target's last layer; table_from: drafts whose tables are learned as well; layers:
-    of the target, that an lm draft starts from, () for its first and last.
+    prompts: to learn from, by file; clauses: whether theirs are prompts as well; measured: prompts
+    to measure on, None for some held out of the former; tokens: most that the target shall say;
+    steps: of training, None for as many as `minutes` allow, or `EPOCHS`; start_from: a draft whose
+    neural part is trained further, None to start from the target's last layer; table_from: drafts
+    whose tables are learned as well; layers: of the target, that an lm draft starts from, () for
+    its first and last.
     """
 
     target: TargetSpec
@@ -89,6 +90,7 @@ class MakerOptions:
     domain: str
     out: Path
     prompts: tuple[tuple[str, ...], ...]
+    clauses: bool
     measured: tuple[str, ...] | None
     measured_limit: int
     source: str
@@ -140,7 +142,11 @@ class DraftMaker:
         options = self._options
         target = load_target(replace(options.target, feature_layers=_feature_layers(self._model)))
         prompts = split_prompts(
-            options.prompts, target.tokenizer, target.context_length, options.seed
+            options.prompts,
+            target.tokenizer,
+            target.context_length,
+            options.seed,
+            clauses=options.clauses,
         )
         measured = self._to_measure(target, prompts)
         self._begin_work()
@@ -189,7 +195,7 @@ class DraftMaker:
         """What a run keeps to, as it is saved."""
         options = self._options
         names = ("kind", "domain", "tokens", "steps", "max_tokens", "temperatures", "seed", "vocab")
-        fixed = {name: getattr(options, name) for name in (*names, "layers")} | {
+        fixed = {name: getattr(options, name) for name in (*names, "layers", "clauses")} | {
             "prompts": hashlib.sha256(json.dumps(options.prompts).encode()).hexdigest()[:16],
             "target": asdict(self._identity),
             "dtype": options.target.dtype,
@@ -419,6 +425,7 @@ class DraftMaker:
             "target": asdict(self._identity),
             "dtype": options.target.dtype,
             "prompts": options.source,
+            "clauses": options.clauses,
             "start_from": _named(options.start_from),
             "table_from": self._others(),
             "temperatures": list(options.temperatures),

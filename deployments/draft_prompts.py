@@ -2,7 +2,8 @@
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,9 @@ from workers.training.corpus import TargetAnswer
 FEWEST = 8
 LONGEST = 512
 MOST_HELD_OUT = 40
+
+_BETWEEN = re.compile(r"[。！？；：，、\n]+|[.!?;:,]+\s+")
+_FEWEST_LETTERS = 2
 
 _Ids = tuple[int, ...]
 
@@ -26,34 +30,54 @@ class SplitPrompts:
 
 
 def split_prompts(
-    files: Sequence[Sequence[str]], tokenizer: Any, context: int, seed: int
+    files: Sequence[Sequence[str]], tokenizer: Any, context: int, seed: int, *, clauses: bool
 ) -> SplitPrompts:
     """Some prompts of every file are held out: what is fitted on them shall fit all of them. They
-    take turns, as those to learn from do.
+    take turns, as those to learn from do. clauses: whether those of a file's prompts are prompts as
+    well, as if in a file of their own; what is held out are clauses of held-out prompts.
 
     Raises ValueError for a file of too few that fit the target's context.
     """
     training, held_out = [], []
-    texts: dict[_Ids, str] = {}
-    for prompts in files:
-        own = {chat_ids(tokenizer, text): text for text in prompts}
-        shuffled = _shuffled([ids for ids in own if ids not in texts], context, seed)
-        size = min(MOST_HELD_OUT, len(shuffled) // 4)
-        held_out.append(shuffled[:size])
-        training.append(shuffled[size:])
-        texts |= own
-    mixed = [ids for turn in itertools.zip_longest(*held_out) for ids in turn if ids]
-    return SplitPrompts(training, mixed, [texts[ids] for ids in mixed])
-
-
-def _shuffled(prompts: Sequence[_Ids], context: int, seed: int) -> list[_Ids]:
     longest = min(LONGEST, context - 1)
+    texts: dict[_Ids, str] = {}
+
+    def fresh(prompts: Iterable[str]) -> list[_Ids]:
+        """Those that are not there yet, in an order of their own."""
+        own = {chat_ids(tokenizer, text): text for text in prompts}
+        found = _shuffled([ids for ids in own if ids not in texts], longest, seed)
+        texts.update(own)
+        return found
+
+    for prompts in files:
+        shuffled = fresh(prompts)
+        if len(shuffled) < FEWEST:
+            raise ValueError(
+                f"prompts: {len(shuffled)} different ones fit in {longest} tokens; a draft needs "
+                f"at least {FEWEST} of every file, some to learn from and some to be measured on"
+            )
+        size = min(MOST_HELD_OUT, len(shuffled) // 4)
+        parts = shuffled[:size], shuffled[size:]
+        held_out.append(parts[0])
+        training.append(parts[1])
+        if clauses:
+            held, learned = ([texts[ids] for ids in part] for part in parts)
+            held_out.append(fresh(_clauses(held))[:MOST_HELD_OUT])
+            training.append(fresh(_clauses(learned)))
+    mixed = [ids for turn in itertools.zip_longest(*held_out) for ids in turn if ids]
+    return SplitPrompts([own for own in training if own], mixed, [texts[ids] for ids in mixed])
+
+
+def _clauses(prompts: Sequence[str]) -> Iterator[str]:
+    """What stands between punctuation marks, if it holds a word."""
+    for clause in itertools.chain.from_iterable(map(_BETWEEN.split, prompts)):
+        if sum(map(str.isalpha, clause)) >= _FEWEST_LETTERS:
+            yield clause.strip()
+
+
+def _shuffled(prompts: Sequence[_Ids], longest: int, seed: int) -> list[_Ids]:
+    """Those that are not too long."""
     fitting = [ids for ids in prompts if len(ids) <= longest]
-    if len(fitting) < FEWEST:
-        raise ValueError(
-            f"prompts: {len(fitting)} different ones fit in {longest} tokens; a draft needs at "
-            f"least {FEWEST} of every file, some to learn from and some to be measured on"
-        )
     return random.Random(seed).sample(fitting, len(fitting))
 
 

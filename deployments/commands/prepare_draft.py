@@ -54,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='JSON lines with a "prompt"; may be given several times: the files take turns',
     )
     parser.add_argument(
+        "--clauses",
+        action="store_true",
+        help="the target is also asked single clauses of the prompts, in turn with whole ones: "
+        "what people type is often no more than a few words",
+    )
+    parser.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="folder that becomes the draft"
     )
     parser.add_argument(
@@ -193,6 +199,7 @@ def run(args: argparse.Namespace) -> int:
         domain=args.domain,
         out=args.out,
         prompts=tuple(read_prompts(path).prompts for path in args.prompts),
+        clauses=args.clauses,
         measured=measured,
         measured_limit=args.measure_limit,
         source=args.source or ", ".join(path.name for path in args.prompts),

@@ -316,6 +316,18 @@ def test_prompts_of_several_files_take_turns_and_are_all_held_out(
     ]
 
 
+def test_clauses_of_prompts_are_asked_as_well(
+    prepare: Callable[..., int], prompts: Path, tmp_path: Path
+) -> None:
+    assert prepare("ngram", out="whole") == 0
+    assert prepare("ngram", "--clauses") == 0
+    whole, both = (
+        (tmp_path / out / "README.md").read_text(encoding="utf-8") for out in ("whole", "draft")
+    )
+    assert "songs.jsonl." in whole
+    assert "songs.jsonl, whole and by single clauses." in both
+
+
 def test_a_draft_may_start_from_another(prepare: Callable[..., int], tmp_path: Path) -> None:
     assert prepare("hybrid", "--steps", "60") == 0
     start = str(tmp_path / "draft")
@@ -419,6 +431,7 @@ def options_for(temperatures: tuple[float, ...]) -> MakerOptions:
         domain="d",
         out=Path("out"),
         prompts=(),
+        clauses=False,
         measured=None,
         measured_limit=1,
         source="",
