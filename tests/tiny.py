@@ -5,6 +5,7 @@ token may hold several characters. Its weights are drawn wide, so that p is neit
 certain, and its layers add little to the embeddings, so that greedy text falls into loops.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,9 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 CONTEXT = 160
+
+DEVICE = os.environ.get("OUTRIDER_TEST_DEVICE", "cpu")
+"""Where targets and drafts run in tests that any device must pass; see tests/gpu/run.sh."""
 
 
 def tiny_tokenizer(extra: Sequence[str] = ()) -> PreTrainedTokenizerFast:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.eagles import LAYERS, easy_target, guessing_eagle, save_hybrid, some_tokens
-from tests.tiny import one_thread
+from tests.tiny import DEVICE, one_thread
 from workers.completion import Completion, run_requests
 from workers.draft import Draft, DraftRequest, DraftSpec, DraftUpdate, InlineDraft, load_draft
 from workers.engine.pack import Pack, Segment, chain_parents
@@ -92,7 +92,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with one_thread():
         folder = easy_target(root / "target")
         target = load_target(
-            TargetSpec(str(folder), "float32", kv_tokens=4096, threads=1, feature_layers=LAYERS)
+            TargetSpec(
+                str(folder),
+                "float32",
+                device=DEVICE,
+                kv_tokens=4096,
+                threads=1,
+                feature_layers=LAYERS,
+            )
         )
         table = NgramTable.build([some_tokens(40)], vocabulary_of(folder), {})
         save_hybrid(guessing_eagle(folder), table, root / "draft", folder)
@@ -105,7 +112,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             )
             for name in DRAFTS
         ]
-        spies = {spec.name: Spy(load_draft(spec, folder)) for spec in specs}
+        spies = {spec.name: Spy(load_draft(spec, folder, device=DEVICE)) for spec in specs}
         limits = Limits(max_running=TOGETHER, prefill_tokens=7)
         yield World(target, build_verifier(target, spies, limits, specs), spies)
 

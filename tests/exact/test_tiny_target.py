@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from tests.eagles import LAYERS, save_hybrid, tiny_eagle
-from tests.tiny import CONTEXT, make_target, one_thread
+from tests.tiny import CONTEXT, DEVICE, make_target, one_thread
 from workers.completion import Completion, run_requests
 from workers.draft import DraftSpec, InlineDraft, load_draft
 from workers.engine.sampling import SamplingParams
@@ -88,7 +88,12 @@ def world(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with one_thread():
         target = load_target(
             TargetSpec(
-                str(tiny_folder), dtype="float32", kv_tokens=8192, threads=1, feature_layers=LAYERS
+                str(tiny_folder),
+                dtype="float32",
+                device=DEVICE,
+                kv_tokens=8192,
+                threads=1,
+                feature_layers=LAYERS,
             )
         )
         plain = build_verifier(target, {}, Limits())
@@ -110,7 +115,9 @@ def world(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             DraftSpec("eagle", "eagle", path=str(root / "hybrid" / "eagle")),
             DraftSpec("hybrid", "hybrid", path=str(root / "hybrid")),
         )
-        drafts = {spec.name: InlineDraft(load_draft(spec, tiny_folder)) for spec in specs}
+        drafts = {
+            spec.name: InlineDraft(load_draft(spec, tiny_folder, device=DEVICE)) for spec in specs
+        }
         limits = Limits(max_running=16, prefill_tokens=24)
         yield World(tiny_folder, target, build_verifier(target, drafts, limits, specs), {})
 
