@@ -25,6 +25,8 @@ _LEAST_RATE = 0.03  # of the highest learning rate, at the end
 # A guess further ahead is needed less often.
 _DISCOUNT = 0.8
 _BETAS, _DECAY, _CLIP = (0.9, 0.95), 0.01, 1.0
+# What CPUs that multiply it are able to, as torch names it.
+_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 class Student(Protocol):
@@ -228,4 +230,10 @@ def _overlap(student: Student, logits: Tensor, batch: Batch) -> float:
 
 def _autocast(device: torch.device) -> torch.autocast:
     """bfloat16 where it is fast; parameters and their updates stay float32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=multiplies_bfloat16(device))
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether it has instructions for that; a CPU without takes 25 times as long as for float32."""
+    able = torch.cpu.get_capabilities()
+    return device.type != "cpu" or any(able.get(name) for name in _BFLOAT16)

@@ -270,3 +270,32 @@ def test_an_epoch_is_every_text_once(texts: list[TeacherText]) -> None:
     assert len(texts) % BATCH_TEXTS
     assert Trainer.steps_for(texts, 3) == 3 * (len(texts) // BATCH_TEXTS + 1)
     assert texts[0].top_ids.shape[1] == TOP
+
+
+@pytest.mark.parametrize(
+    ("device", "able", "fast"),
+    [
+        ("cpu", {"avx2": True, "avx512_bf16": False}, False),
+        ("cpu", {"avx512_bf16": True}, True),
+        ("cpu", {"neon": True, "bf16": True}, True),
+        ("cuda", {"avx2": True}, True),
+    ],
+)
+def test_bfloat16_is_for_machines_that_multiply_it(
+    monkeypatch: pytest.MonkeyPatch, device: str, able: dict[str, bool], *, fast: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    assert distil.multiplies_bfloat16(torch.device(device)) == fast
+
+
+@pytest.mark.parametrize("able", [{}, {"avx512_bf16": True}], ids=["float32", "bfloat16"])
+def test_a_student_learns_in_either(
+    tiny_folder: Path,
+    texts: list[TeacherText],
+    monkeypatch: pytest.MonkeyPatch,
+    able: dict[str, bool],
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    loss = loss_of(untrained(tiny_folder), texts[:4], ahead=2)
+    assert loss.isfinite()
+    loss.backward()
