@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -437,7 +437,7 @@ class DraftMaker:
 
     def _others(self) -> dict[str, str]:
         """Where other drafts' tables are from, and the prompts that they were made of."""
-        return {str(own): str(table.card.get("prompts")) for own, table in self._tables.items()}
+        return {str(own): _prompts_of(table.card) for own, table in self._tables.items()}
 
     def _deadline(self, share: float) -> float:
         """When a share of the minutes is over; never, where there are none."""
@@ -451,6 +451,12 @@ def _table_folder(folder: Path) -> Path:
     if kind not in ("ngram", "hybrid"):
         raise ValueError(f"--table-from: {folder} holds no ngram or hybrid draft")
     return member_folder(kind, folder, "ngram")
+
+
+def _prompts_of(card: Mapping[str, Any]) -> str:
+    """Those of a table, and of others that it was learned from in turn."""
+    named = [str(card.get("prompts")), *card.get("table_from", {}).values()]
+    return ", ".join(dict.fromkeys(named))
 
 
 def _digest(path: Path) -> str:

@@ -22,11 +22,11 @@ from workers.engine.kernels.compiling import c_function, compiled
 from workers.engine.kernels.elements import count_up, size_of
 from workers.engine.kernels.tile import (
     STEP_BYTES,
+    in_parts,
     most_blocks,
     most_rows,
     multiply_tile,
     parts_of,
-    take_apart,
 )
 from workers.engine.packed_weight import BLOCK
 
@@ -65,10 +65,31 @@ def multiply(
     """Of `out`, rows of `outputs` bytes, the blocks `first` to `first + blocks`: x, rows of `width`
     bytes, times w, which has `steps` vectors a block. All but numbers are addresses.
     """
-    between, block_bytes = steps * STEP_BYTES, BLOCK * size_of(like)
-    if parts_of(weights) == 2:
-        apart = take_apart(x, rows * steps, weights)
-        x, width = apart.ctypes.data, 2 * width
+    given = in_parts(x, rows * steps, weights)
+    width *= parts_of(weights)
+    others = width, outputs, out, scales, excess, row_scales, first, blocks, steps, weights, like
+    _multiply(w, given, rows, *others)
+
+
+@compiled()
+def _multiply(
+    w: Any,
+    given: Any,
+    rows: Any,
+    width: Any,
+    outputs: Any,
+    out: Any,
+    scales: Any,
+    excess: Any,
+    row_scales: Any,
+    first: Any,
+    blocks: Any,
+    steps: Any,
+    weights: Any,
+    like: Any,
+) -> None:
+    """`multiply`, of rows in parts: an array, which lives as long as the call."""
+    between, block_bytes, x = steps * STEP_BYTES, BLOCK * size_of(like), given.ctypes.data
     tiles = -(-rows // most_rows(weights))
     wide = most_blocks(-(-rows // max(tiles, 1)), weights)
     block = first

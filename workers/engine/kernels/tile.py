@@ -40,7 +40,7 @@ def _number_of(by_parts: Callable[[int], int]) -> Callable[..., Any]:
 
 
 parts_of = _number_of(lambda parts: parts)
-"""Parts that a word of a row is taken into, see `take_apart`."""
+"""Parts that a word of a row is taken into, see `in_parts`."""
 
 most_rows = _number_of(lambda parts: _MOST_ROWS[parts][1])
 """Of a tile."""
@@ -73,14 +73,17 @@ _first_part, _second_part = _part_of(0), _part_of(1)
 
 
 @compiled()
-def take_apart(x: Any, words: Any, weights: Any) -> Any:
-    """So many words of rows at an address, each as the two parts that a tile takes instead of it.
-    Once for all blocks, and not again for each.
+def in_parts(x: Any, words: Any, weights: Any) -> Any:
+    """So many words of rows at an address, as tiles take them: whole, where they are, or each as
+    two parts. Those are made once for all blocks, and not again for each.
     """
-    given, out = carray(pointer(x, _WORD), (words,)), np.empty((words, 2), np.int32)
+    given = carray(pointer(x, _WORD), (words,))
+    if parts_of(weights) == 1:
+        return given
+    out = np.empty(2 * words, np.int32)
     for i in range(words):
-        out[i, 0] = _first_part(given[i], weights)
-        out[i, 1] = _second_part(given[i], weights)
+        out[2 * i] = _first_part(given[i], weights)
+        out[2 * i + 1] = _second_part(given[i], weights)
     return out
 
 

@@ -364,6 +364,9 @@ def test_a_draft_may_learn_the_tables_of_others(
     card = json.loads((tmp_path / "third/card.json").read_text())
     assert card["table_from"] == {others[0]: "old songs", others[1]: "songs.jsonl"}
     assert card["table_tokens"] == len(tables[2]) == tables[2].card["table_tokens"]
+    assert prepare("ngram", "--table-from", str(tmp_path / "third"), "--source", "hymns") == 0
+    handed_on = json.loads((tmp_path / "draft/card.json").read_text())["table_from"]
+    assert handed_on == {str(tmp_path / "third"): "songs.jsonl, old songs"}
     readme = (tmp_path / "third/README.md").read_text(encoding="utf-8")
     assert f"{len(tables[2]):,} tokens, those of {others[0]} (made from prompts of: old" in readme
 
