@@ -94,5 +94,7 @@ def test_two_ranks_equal_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         texts = [answer(target, folder, temperature) for temperature in (0.0, 0.8)]
     with target_of(folder, 2) as target:
         for one, two in zip(alone, passes(target), strict=True):
-            torch.testing.assert_close(two, one, atol=1e-5, rtol=1e-5)
+            # Sums of some 32 terms are rounded by the size of these, in an order of the CPU's own.
+            close = 32 * torch.finfo(torch.float32).eps * float(one.abs().max())
+            torch.testing.assert_close(two, one, atol=close, rtol=0)
         assert [answer(target, folder, temperature) for temperature in (0.0, 0.8)] == texts
