@@ -170,12 +170,13 @@ def test_every_request_of_a_mixed_batch_says_what_it_says_alone(
 @pytest.mark.parametrize("draft", ["table", "own", "hybrid"])
 def test_one_batch_may_mix_drafts_and_plain_decoding(world: World, draft: str) -> None:
     names = (draft, None, "stranger", draft)
-    world.batch(
+    done = world.batch(
         [
             ask(world.target, number, SETTINGS[number % 3], name, 6 if name else 0)
             for number, name in enumerate(names)
         ]
     )
+    assert [one.stats and one.stats.draft for one in done] == list(names)
 
 
 def test_with_budget_0_nothing_is_drafted(world: World) -> None:

@@ -8,19 +8,28 @@ has said, with a given probability, and a wrong one otherwise.
 import argparse
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from deployments.draft_maker import _eagle_config
 from tests.tiny import DEVICE, tiny_tokenizer
 from workers.calibration import UNCALIBRATED
 from workers.completion import Run, run_requests
-from workers.draft import Draft, DraftRequest, DraftSpec, DraftUpdate, InlineDraft, load_draft
-from workers.engine.eagle import EagleConfig, new_eagle, save_eagle
+from workers.draft import (
+    Draft,
+    DraftRequest,
+    DraftSpec,
+    DraftUpdate,
+    InlineDraft,
+    feature_layers_of,
+    load_draft,
+)
+from workers.engine.eagle import new_eagle, save_eagle
 from workers.engine.sampling import SamplingParams
 from workers.engine.weights import identity_of
 from workers.request import GenerationRequest
@@ -74,18 +83,8 @@ def make_models(shape: Shape, folder: Path) -> tuple[Path, Path]:
     tokenizer = tiny_tokenizer()
     words = [f"<w{number}>" for number in range(shape.vocabulary - len(tokenizer))]
     tiny_tokenizer(words).save_pretrained(target)
-    of_draft = EagleConfig(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.inner,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.hidden // shape.heads,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_theta=10_000.0,
-        draft_vocab_size=shape.vocabulary,
-        feature_layers=tuple(sorted({1, shape.layers // 2, shape.layers - 1})),
-    )
     every = torch.arange(shape.vocabulary)
+    of_draft = _eagle_config(config, shape.vocabulary)
     model = new_eagle(target, of_draft, every, torch.Generator().manual_seed(0))
     # Random logits are all alike, and nothing would be guessed: these are as unlike as real ones.
     model.norm.weight.data *= _LOGITS_SPREAD / (config.initializer_range * shape.hidden**0.5)
@@ -138,23 +137,26 @@ class RightWith:
         return Proposal(TokenTree.chain(tokens), confidence)
 
 
-def run(
-    shape: Shape, probability: float, budgets: Sequence[int], tokens: int
-) -> Mapping[str, float]:
-    """Prints a table; the speed-up of every line by its name."""
+def run(shape: Shape, probability: float, budgets: Sequence[int], tokens: int) -> None:
+    """Prints a table."""
     with tempfile.TemporaryDirectory() as folder:
         target_folder, draft_folder = make_models(shape, Path(folder))
-        spec = TargetSpec(str(target_folder), device=DEVICE, kv_tokens=16_384, threads=2)
         own = DraftSpec(DRAFT, DRAFT, path=str(draft_folder))
-        layers = tuple(sorted({1, shape.layers // 2, shape.layers - 1}))
-        target = load_target(replace(spec, feature_layers=layers))
-        draft = load_draft(own, target_folder, dtype="bfloat16", threads=2, device=DEVICE)
+        target = load_target(
+            TargetSpec(
+                str(target_folder),
+                device=DEVICE,
+                kv_tokens=16_384,
+                threads=2,
+                feature_layers=feature_layers_of([own]),
+            )
+        )
+        eagle = load_draft(own, target_folder, dtype="bfloat16", threads=2, device=DEVICE)
     limits = Limits(max_running=BATCH, prefill_tokens=PROMPT * BATCH)
     plain = build_verifier(target, {}, limits)
     decode(plain, tokens, None, 0, BATCH)  # kernels are chosen, memory is had
     known = [[*c.request.prompt, *c.tokens] for c in decode(plain, tokens, None, 0, 1).completions]
-    draft = RightWith(draft, probability, known)
-    found = {}
+    draft = RightWith(eagle, probability, known)
     print("together  budget  tokens/s    tau  speed-up  same")
     for together in (1, BATCH):
         base = decode(plain, tokens, None, 0, together)
@@ -163,8 +165,6 @@ def run(
             verifier = build_verifier(target, {DRAFT: InlineDraft(draft)}, limits, [own])
             done = decode(verifier, tokens, DRAFT, budget, together)
             _line(together, budget, done, base, known)
-            found[f"{together} {budget}"] = done.tokens_per_second / base.tokens_per_second
-    return found
 
 
 def decode(verifier: Verifier, tokens: int, draft: str | None, budget: int, together: int) -> Run:
