@@ -7,7 +7,7 @@ prompts and seeds; `OUTRIDER_PROMPTS=50 OUTRIDER_SEEDS_PER_TEXT=50` runs the ful
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain, cycle, product
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,8 @@ PROMPTS = int(os.environ.get("OUTRIDER_PROMPTS", "4"))
 SEEDS = int(os.environ.get("OUTRIDER_SEEDS_PER_TEXT", "2"))
 LENGTH = int(os.environ.get("OUTRIDER_LENGTH", "24"))
 BATCH = 8
+# Drafts and budgets are tried alone and in batches by turns, which one parameter begins with the
+# one and another with the other: there is an odd number of drafts, so both come to each of them.
 
 pytestmark = [
     pytest.mark.skipif(not EVAL.is_dir(), reason="needs the evaluation prompts, ../shared/data"),
@@ -135,35 +137,34 @@ def test_greedy_text_is_that_of_transformers(
     assert answers(verifier, prompts, greedy, draft=draft, budget=budget) == greedy_by_transformers
 
 
-@pytest.mark.parametrize("temperature", [0.8, 1.2])
+@pytest.mark.parametrize(("temperature", "turns"), [(0.8, (1, BATCH)), (1.2, (BATCH, 1))])
 def test_a_seed_is_one_text(
-    verifier: Verifier, prompts: list[tuple[int, ...]], temperature: float
+    verifier: Verifier, prompts: list[tuple[int, ...]], temperature: float, turns: tuple[int, int]
 ) -> None:
     seeds = [prompts[seed % len(prompts)] for seed in range(SEEDS)]
     params = [
         SamplingParams(seed=seed, temperature=temperature, top_p=0.95) for seed in range(SEEDS)
     ]
     plain = answers(verifier, seeds, params, together=1)
-    for draft, budget, together in product(KINDS, BUDGETS, (1, BATCH)):
+    for (budget, draft), together in zip(product(BUDGETS, KINDS), cycle(turns), strict=False):
         found = answers(verifier, seeds, params, draft=draft, budget=budget, together=together)
         assert found == plain, (draft, budget, together)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize(("dtype", "turns"), [("bfloat16", (1, BATCH)), ("int8", (BATCH, 1))])
 def test_a_text_is_plain_decodings_in_every_dtype(
-    prompts: list[tuple[int, ...]], dtype: str
+    prompts: list[tuple[int, ...]], dtype: str, turns: tuple[int, int]
 ) -> None:
     verifier = verifier_of(load(dtype), ("hybrid", "chain", "ngram", "eagle"))
     params = [
         SamplingParams(seed=number, temperature=0.8 * (number % 2))
-        for number in range(2 * len(prompts))
+        for number in range(len(prompts))
     ]
-    asked = [ids for ids in prompts for _ in range(2)]
-    plain = answers(verifier, asked, params, together=1)
-    for draft, budget, together in product(
-        ("hybrid", "chain", "ngram"), (1, 8, 31, AUTO), (1, BATCH)
-    ):
+    plain = answers(verifier, prompts, params, together=1)
+    cases = product((1, 8, 31, AUTO), ("hybrid", "chain", "ngram"))
+    for (budget, draft), together in zip(cases, cycle(turns), strict=False):
         verifier.forget_prefixes()
-        found = answers(verifier, asked, params, draft=draft, budget=budget, together=together)
+        found = answers(verifier, prompts, params, draft=draft, budget=budget, together=together)
         assert found == plain, (draft, budget, together)
-    assert answers(verifier, asked, params, draft="eagle", budget=31) == plain, "with prompts kept"
+    kept = answers(verifier, prompts, params, draft="eagle", budget=31)
+    assert kept == plain, "with prompts kept"

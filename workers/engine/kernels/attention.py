@@ -308,8 +308,8 @@ def _gather(store: Any, slots: Any, head: Any, first: Any, size: Any, out: Any) 
 @compiled("contract")
 def _softmax(scores: Any, most: Any, total: Any) -> None:
     """Over the first axis of scores [keys, lanes], but for the division by `total`."""
-    most[:] = scores[0]
-    for key in range(1, len(scores)):
+    most[:] = np.float32(-np.inf)
+    for key in range(len(scores)):
         own = scores[key]
         for lane in range(len(most)):
             most[lane] = own[lane] if own[lane] > most[lane] else most[lane]
@@ -374,7 +374,7 @@ def _attend(
             to[i] = narrow(own[i] / total[lane], to[i])
 
 
-@compiled()
+@compiled(inlined=True)
 def attend_items(
     counter: Any,
     items: Any,

@@ -45,7 +45,7 @@ _AHEAD_BYTES = 4096
 _FULL_RATE = 1 << 16
 
 
-@compiled()
+@compiled(inlined=True)
 def multiply(
     w: Any,
     x: Any,
@@ -123,7 +123,7 @@ def _multiply(
         block += own
 
 
-@compiled()
+@compiled(inlined=True)
 def multiply_items(
     counter: Any,
     threads: Any,

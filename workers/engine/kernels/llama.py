@@ -43,7 +43,7 @@ def number_of_steps(layers: int) -> int:
     return layers * _STEPS + HEADING
 
 
-@compiled()
+@compiled(inlined=True)
 def _layer(work: Any, first: Any, layer: Any, delta: Any, weights: Any, like: Any) -> None:
     rows, hidden, to_qkv = work[ROWS], work[HIDDEN], layer[TO_QKV : TO_QKV + 3]
     qkv = (work[HEADS] + 2 * work[KV_HEADS]) * work[HEAD_DIM]

@@ -125,7 +125,9 @@ def _add(work: Any, layer: Any, delta: Any, row: Any, like: Any) -> None:
         for i in range(len(x)):
             x[i] = narrow(widen(x[i]) + widen(more[i]), x[i])
     if layer[FEATURES]:
-        carray(pointer(layer[FEATURES], like), shape)[row] = x
+        out = carray(pointer(layer[FEATURES], like), shape)[row]
+        for i in range(len(x)):  # `out[:] = x` compiles the text of its error too, for 6 s
+            out[i] = x[i]
 
 
 @compiled()
@@ -173,7 +175,7 @@ def _rotate(work: Any, step: Any, layer: Any, like: Any) -> None:
     wait(work)
 
 
-@compiled()
+@compiled(inlined=True)
 def _attend(work: Any, step: Any, layer: Any, like: Any) -> None:
     attend_items(
         work[COUNTERS] + 8 * step,
@@ -251,7 +253,7 @@ def linear(
     wait(work)
 
 
-@compiled()
+@compiled(inlined=True)
 def finish_layer(work: Any, first: Any, layer: Any, weights: Any, like: Any) -> None:
     """From queries, keys and values in QKV on: what attention says is added to x, what the MLP says
     is in DELTA.
@@ -272,7 +274,7 @@ def finish_layer(work: Any, first: Any, layer: Any, weights: Any, like: Any) -> 
     linear(work, first + 7, to_down, work[GATED], rows, inner, hidden, work[DELTA], *kinds)
 
 
-@compiled()
+@compiled(inlined=True)
 def head(work: Any, first: Any, last: Any, weights: Any, like: Any) -> None:
     """Logits of the rows that are wanted."""
     number, vocabulary = work[NUMBER_WANTED], work[VOCABULARY]
