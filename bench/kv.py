@@ -1,8 +1,9 @@
-"""Three ways to hold K/V, on the same requests: how much of what they hold is used, who can run,
+"""Four ways to hold K/V, on the same requests: how much of what they hold is used, who can run,
 and what the book-keeping costs. No model is needed: what a target would say is in the trace.
 
-Ours is the pool and the scheduler that serve; the other two ways are other pools under the same
-scheduler. Time is counted in steps: in each, all who run have a turn, as in the decode loop.
+Ours is the pool and the scheduler that serve, without pages on the host and with as many as it has
+itself; the other two ways are other pools under the same scheduler. Time is counted in steps: in
+each, all who run have a turn, as in the decode loop.
 """
 
 from collections import deque
@@ -21,7 +22,12 @@ from workers.engine.sampling import SamplingParams
 from workers.request import Delta, GenerationRequest
 from workers.scheduler import Limits, LiveSequence, Scheduler, Turn
 
-WAYS = MAX_LENGTH, PAGED, OURS = ("maximum length", "plain paging", "outrider")
+WAYS = MAX_LENGTH, PAGED, OURS, HOSTED = (
+    "maximum length",
+    "plain paging",
+    "outrider",
+    "outrider, host",
+)
 
 # Memory alone is to decide who runs, and prompts are not to wait for each other for long.
 LIMITS = Limits(max_running=1024, prefill_tokens=2048)
@@ -85,6 +91,7 @@ class Ledger:
     refused: int = 0
     preemptions: int = 0
     evictions: int = 0
+    recalls: int = 0
     prompts: int = 0
     found: int = 0
     read_again: int = 0
@@ -107,6 +114,7 @@ class Ledger:
             "refused": self.refused,
             "preemptions": self.preemptions,
             "evictions": self.evictions,
+            "recalls": self.recalls,
             "prefix_hits": self.found / self.prompts if self.prompts else 0.0,
             "tokens_read_again": self.read_again,
             "steps": len(samples),
@@ -183,7 +191,7 @@ class Replay:
             pass
         self._pool.check_integrity()
         assert not self._pool.pages_in_use, f"{self._pool.pages_in_use} pages are never given back"
-        self.ledger.evictions = self._pool.evictions
+        self.ledger.evictions, self.ledger.recalls = self._pool.evictions, self._pool.recalls
         return self.ledger
 
     def step(self) -> bool:
@@ -242,6 +250,7 @@ class Replay:
             number = turn.sequence.number
             self._pool.reserve(number, turn.stop - turn.start + _nodes(turn))
             self._pool.extents(number)
+        self._pool.swaps()
         self.ledger.seconds += process_time() - began
         self.ledger.preemptions += len(preempted)
         for sequence in admitted:
@@ -297,7 +306,7 @@ def _kept(turn: Turn) -> tuple[list[int], list[int]]:
     return slots, sequence.tokens[turn.start : turn.start + len(slots)]
 
 
-# -- all three -------------------------------------------------------------------------------------
+# -- all of them -----------------------------------------------------------------------------------
 
 
 def pools(settings: Settings, trace: Sequence[Arrival]) -> dict[str, Pool]:
@@ -307,6 +316,7 @@ def pools(settings: Settings, trace: Sequence[Arrival]) -> dict[str, Pool]:
         MAX_LENGTH: MaxLengthPool(settings.pages * settings.page_size, sizes),
         PAGED: PagedPool(settings.pages, settings.page_size),
         OURS: KVPool(settings.pages, settings.page_size),
+        HOSTED: KVPool(settings.pages, settings.page_size, host_pages=settings.pages),
     }
 
 
@@ -380,6 +390,7 @@ ROWS: Sequence[tuple[str, Cell]] = (
     ("refused", _number("refused")),
     ("preemptions", _number("preemptions")),
     ("evicted pages", _number("evictions")),
+    ("pages back from the host", _number("recalls")),
     ("prompt tokens found", _number("prefix_hits", ".1%")),
     ("tokens read again", _number("tokens_read_again")),
     ("steps", _number("steps")),

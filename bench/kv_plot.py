@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-_COLOURS = ("#9aa0a6", "#e69f00", "#0072b2")  # by way, in their order; ours is the last
+_COLOURS = ("#9aa0a6", "#e69f00", "#0072b2", "#56b4e9")  # by way, in their order; ours are last
 _GRID = "#e3e6ea"
 
 

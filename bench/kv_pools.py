@@ -23,6 +23,11 @@ class Pool(Pages, Protocol):
     @property
     def evictions(self) -> int: ...
 
+    @property
+    def recalls(self) -> int: ...
+
+    def swaps(self) -> Sequence[object]: ...
+
     def reserve(self, sequence: int, count: int) -> tuple[int, ...]: ...
 
     def extents(self, sequence: int) -> tuple[tuple[int, int], ...]: ...
@@ -41,7 +46,7 @@ class MaxLengthPool:
     finds none misses everything, so that the scheduler sends it back to the line. A page is a slot.
     """
 
-    evictions = 0
+    evictions = recalls = 0
     page_size = 1
     pages_free = 0  # for those who have a place to take more: they have all they may get
 
@@ -57,6 +62,13 @@ class MaxLengthPool:
         self._starts[sequence] = self._place(self._sizes[sequence])
         self._committed[sequence] = self._scratch[sequence] = 0
         return 0
+
+    def recall(self, sequence: int, tokens: Sequence[int]) -> int:
+        """There is no host."""
+        return self._committed[sequence]
+
+    def swaps(self) -> Sequence[object]:
+        return ()
 
     def close(self, sequence: int) -> None:
         start = self._starts.pop(sequence)
@@ -125,7 +137,7 @@ class PagedPool:
     shared and nothing is kept.
     """
 
-    evictions = 0
+    evictions = recalls = 0
 
     def __init__(self, pages: int, page_size: int) -> None:
         self.pages = pages
@@ -139,6 +151,13 @@ class PagedPool:
         self._tables[sequence] = []
         self._committed[sequence] = self._scratch[sequence] = 0
         return 0
+
+    def recall(self, sequence: int, tokens: Sequence[int]) -> int:
+        """There is no host."""
+        return self._committed[sequence]
+
+    def swaps(self) -> Sequence[object]:
+        return ()
 
     def close(self, sequence: int) -> None:
         self._free += self._tables.pop(sequence)

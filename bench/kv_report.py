@@ -12,8 +12,9 @@ _WORDS = (
     "In the midst of a pass the tokens that it writes (of prompts, and the last one said) and the "
     "nodes of the trees are held as well and not committed yet: `uncommitted in passes` counts all "
     "of these, too. Pages kept for later requests, which nobody holds, can be taken at any time "
-    "and count as free. The microseconds are CPU time of the scheduler and the pool. At the end of "
-    "each run the pool's book was in order and nothing was held."
+    "and count as free; with `host` as many pages again are kept outside the pool. The "
+    "microseconds are CPU time of the scheduler and the pool. At the end of each run the pool's "
+    "book was in order and nothing was held."
 )
 
 

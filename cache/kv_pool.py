@@ -12,7 +12,8 @@ them back by `commit`, which keeps the accepted ones, or `rollback`, which keeps
 
 A page full of committed tokens is never written again. It can be found by the tokens up to its end:
 a sequence that begins with them shares it. One that nobody holds any more is kept until its place
-is needed, the longest unused first.
+is needed, the longest unused first. Then it goes to the host, where there is room for it: the same
+that was there longest goes first. Pages on the host have numbers behind those of the pool.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise, takewhile
 
 from cache.buddy import BuddyPages
 from cache.prefix_index import PrefixIndex
@@ -39,6 +40,17 @@ class Moves:
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Pages to be copied, `pages[i]` of the pool to the host's page `places[i]`, both counted from
+    0; or, with `back`, the other way round.
+    """
+
+    pages: tuple[int, ...]
+    places: tuple[int, ...]
+    back: bool
 
 
 @dataclass(slots=True)
@@ -62,13 +74,14 @@ class _Sequence:
 
 
 class KVPool:
-    """`pages` pages of `page_size` slots for any number of sequences. Not thread-safe.
+    """`pages` pages of `page_size` slots for any number of sequences, and `host_pages` on the host
+    for what is kept in case somebody begins with it. Not thread-safe.
 
     Sequences are named by the caller's ints. Asking for more than there is raises OutOfPages and
     changes nothing; misuse (a sequence not open, scratch borrowed twice) fails an assertion.
     """
 
-    def __init__(self, pages: int, page_size: int = 16) -> None:
+    def __init__(self, pages: int, page_size: int = 16, host_pages: int = 0) -> None:
         if pages < 1:
             raise ValueError(f"pages must be at least 1, not {pages}; give the KV pool more tokens")
         if page_size < 1:
@@ -76,12 +89,17 @@ class KVPool:
         self.pages = pages
         self.page_size = page_size
         self.evictions = 0
+        self.recalls = 0
         self._references = [0] * pages
         self._free = BuddyPages(pages)
         self._index = PrefixIndex(page_size)
         # Pages of the index that nobody holds, the longest unused first. A page comes before the
         # one that it follows, for whoever held it held that one too and let go of it later.
         self._unused: dict[int, None] = {}
+        # On the host, those that are there longest first: as above, a page before its parent.
+        self._on_host: dict[int, None] = {}
+        self._host_free = list(range(pages, pages + host_pages))
+        self._swapped: list[tuple[int, int]] = []  # from page to page, since `swaps` was called
         self._sequences: dict[int, _Sequence] = {}
 
     def open(self, sequence: int, tokens: Sequence[int] = ()) -> int:
@@ -89,10 +107,40 @@ class KVPool:
         last of them: somebody wants to know what follows it. Returns how many tokens that is.
         """
         assert sequence not in self._sequences, f"sequence {sequence} is already open"
-        pages = [self._share(page) for page in self._index.find(tokens[:-1])]
+        found = self._index.find(tokens[:-1])
+        pages = [self._share(page) for page in takewhile(self._is_own, found)]
         known = list(tokens[: len(pages) * self.page_size])
         self._sequences[sequence] = _Sequence(pages, known, shared=len(pages))
         return len(known)
+
+    def recall(self, sequence: int, tokens: Sequence[int]) -> int:
+        """Right after `open`, for whoever is to run now: bring back from the host what it has of
+        what follows in `tokens`, as far as there is room. Returns how many tokens are known then.
+        """
+        owner, size = self._owner(sequence), self.page_size
+        assert owner.scratch == 0 and owner.committed == owner.shared * size, "not just opened"
+        while self.pages_free:
+            last = owner.pages[-1] if owner.pages else None
+            following = tokens[owner.committed : min(owner.committed + size, len(tokens) - 1)]
+            place = self._index.after(last, following)
+            if place is None:
+                break
+            del self._on_host[place]  # now, so that none who is evicted for it takes its place
+            [page] = self._take(1, last)
+            self._index.move(place, page)
+            self._swapped.append((place, page))
+            self._host_free.append(place)
+            owner.pages.append(page)
+            owner.tokens += following
+            owner.shared += 1
+            self.recalls += 1
+        return owner.committed
+
+    def swaps(self) -> tuple[Swap, ...]:
+        """Copies since the last call, to be made in this order before any slot is written."""
+        swapped, self._swapped = self._swapped, []
+        runs = groupby(swapped, lambda pair: self._is_own(pair[0]))
+        return tuple(self._swap(own, pairs) for own, pairs in runs)
 
     def close(self, sequence: int) -> None:
         """End a sequence; everything it holds is given back, scratch too."""
@@ -148,9 +196,13 @@ class KVPool:
         return max(0, self._pages_for(slots) - len(self._owner(sequence).pages))
 
     def forget_unheld(self) -> None:
-        """Keep no page that nobody holds."""
+        """Keep no page that nobody holds, here or on the host."""
+        while self._on_host:
+            self._host_free.append(self._oldest_on_host())
         while self._unused:
-            self._evict()
+            page = self._oldest_unused()
+            self._index.remove(page)
+            self._free.give([page])
 
     def committed(self, sequence: int) -> int:
         """Tokens the sequence owns."""
@@ -172,6 +224,11 @@ class KVPool:
     def sequences(self) -> tuple[int, ...]:
         """The open sequences, oldest first."""
         return tuple(self._sequences)
+
+    @property
+    def host_pages_in_use(self) -> int:
+        """Pages that are kept on the host."""
+        return len(self._on_host)
 
     @property
     def pages_free(self) -> int:
@@ -223,11 +280,37 @@ class KVPool:
         return pages
 
     def _evict(self) -> None:
-        page = next(iter(self._unused))
-        del self._unused[page]
-        self._index.remove(page)
+        page = self._oldest_unused()
+        if self._host_free or self._on_host:
+            place = self._host_free.pop() if self._host_free else self._oldest_on_host()
+            self._index.move(page, place)
+            self._on_host[place] = None
+            self._swapped.append((page, place))
+        else:
+            self._index.remove(page)
         self._free.give([page])
         self.evictions += 1
+
+    def _swap(self, out: bool, pairs: Iterable[tuple[int, int]]) -> Swap:
+        last = {target: source for source, target in pairs}  # a place given twice keeps the last
+        pages, places = (last.values(), last) if out else (last, last.values())
+        return Swap(tuple(pages), tuple(place - self.pages for place in places), back=not out)
+
+    def _oldest_unused(self) -> int:
+        page = next(iter(self._unused))
+        del self._unused[page]
+        return page
+
+    def _oldest_on_host(self) -> int:
+        """Its place, where nothing is any more."""
+        place = next(iter(self._on_host))
+        del self._on_host[place]
+        self._index.remove(place)
+        return place
+
+    def _is_own(self, page: int) -> bool:
+        """Whether it is the pool's, not the host's."""
+        return page < self.pages
 
     def _share(self, page: int) -> int:
         self._unused.pop(page, None)
@@ -257,7 +340,11 @@ class KVPool:
             parent = owner.pages[number - 1] if number else None
             tokens = tuple(owner.tokens[number * size : (number + 1) * size])
             twin = self._index.put(owner.pages[number], parent, tokens)
-            if twin is not None:
+            if twin is not None and not self._is_own(twin):
+                self._index.move(twin, owner.pages[number])
+                del self._on_host[twin]
+                self._host_free.append(twin)
+            elif twin is not None:
                 own, owner.pages[number] = owner.pages[number], self._share(twin)
                 self._drop([own])
             owner.shared = number + 1
@@ -274,7 +361,13 @@ class KVPool:
         free, kept = sorted(self._free.free()), sorted(self._unused)
         if sorted(free + kept) != [page for page, held in enumerate(self._references) if not held]:
             yield f"the free pages {free} and kept pages {kept} are not those without references"
-        yield from self._index.problems(self._references, kept)
+        unheld = sorted(p for p in self._index if self._is_own(p) and not self._references[p])
+        if unheld != kept:
+            yield f"pages {unheld} of the index have no holder, but {kept} are kept"
+        there = sorted(page for page in self._index if not self._is_own(page))
+        if there != sorted(self._on_host) or set(there) & set(self._host_free):
+            yield f"pages {there} of the index are on the host, but it has {[*self._on_host]}"
+        yield from self._index.problems()
         for name, owner in self._sequences.items():
             yield from self._problems_of(name, owner, holders)
 

@@ -65,6 +65,11 @@ class TargetConfig(_Section):
     kv_tokens: _PositiveInt = Field(
         default=33280, description="slots of the KV pool; these hold four whole contexts of 8,192"
     )
+    host_kv_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="slots that the host keeps beside a GPU's, for what is to return",
+    )
     context_length: _PositiveInt | None = Field(default=None, description="at most the model's own")
     threads: _PositiveInt | None = Field(
         default=None,

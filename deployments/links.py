@@ -46,6 +46,7 @@ class VerifierStatus:
     waiting: int
     kv_pages_in_use: int
     kv_pages: int
+    kv_host_pages_in_use: int
     steps: int
     drafts: dict[str, str]
     """Per draft "ready" or "away"."""

@@ -104,6 +104,7 @@ class VerifierMetrics:
                 "waiting_requests": "Requests waiting for a place.",
                 "kv_pages_in_use": "Pages of the KV pool that hold something.",
                 "kv_pages": "Pages of the KV pool.",
+                "kv_host_pages_in_use": "Pages that the host keeps for requests to come.",
             }.items()
         }
         self._loop_steps = RisingTotal(
@@ -135,6 +136,7 @@ class VerifierMetrics:
         self._gauges["waiting_requests"].set(gauges.waiting)
         self._gauges["kv_pages_in_use"].set(gauges.kv_pages_in_use)
         self._gauges["kv_pages"].set(gauges.kv_pages)
+        self._gauges["kv_host_pages_in_use"].set(gauges.kv_host_pages_in_use)
         self._loop_steps.set(gauges.steps)
         for draft, count in gauges.draft_faults.items():
             self._faults.set(count, draft)

@@ -114,6 +114,7 @@ class VerifierDeployment:
             waiting=gauges.waiting,
             kv_pages_in_use=gauges.kv_pages_in_use,
             kv_pages=gauges.kv_pages,
+            kv_host_pages_in_use=gauges.kv_host_pages_in_use,
             steps=gauges.steps,
             drafts={
                 name: "ready" if draft.ready() else "away"
@@ -324,6 +325,7 @@ def _target_spec(config: OutriderConfig, threads: Threads) -> TargetSpec:
         device=target.device,
         tensor_parallel=target.tensor_parallel,
         kv_tokens=target.kv_tokens,
+        host_kv_tokens=target.host_kv_tokens,
         threads=threads.rank,
         context_length=target.context_length,
         feature_layers=feature_layers_of([draft.spec() for draft in config.pool]),

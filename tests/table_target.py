@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from cache.kv_pool import KVPool
+from cache.kv_pool import KVPool, Swap
 from workers.engine.pack import Pack, Segment
 from workers.engine.runner import PassOutput
 from workers.engine.sampling import TokenHistory, law
@@ -58,19 +58,33 @@ class TableTarget:
     sharded = False
     feature_layers = (3,)
 
-    def __init__(self, pages: int = 20, page_size: int = 4) -> None:
-        self.pool = KVPool(pages, page_size)
+    def __init__(self, pages: int = 20, page_size: int = 4, host_pages: int = 0) -> None:
+        self.pool = KVPool(pages, page_size, host_pages)
+        self.recalled = 0
         self.failing: Exception | None = None
         self.closed = False
         self._slots: list[int | None] = [None] * (pages * page_size)
+        self._host: list[list[int | None]] = [[] for _ in range(host_pages)]
 
     def forward(self, pack: Pack) -> PassOutput:
         if self.failing is not None:
             raise self.failing
+        for swap in self.pool.swaps():
+            self._swap(swap)
         rows = [row for segment in pack.segments for row in self._rows(segment)]
         logits = torch.tensor(rows).reshape(-1, VOCABULARY)
         states = list(zip(pack.tokens(), pack.positions(), strict=True))
         return PassOutput(logits, torch.tensor(states)[:, None])
+
+    def _swap(self, swap: Swap) -> None:
+        for page, place in zip(swap.pages, swap.places, strict=True):
+            first = page * self.pool.page_size
+            cells = slice(first, first + self.pool.page_size)
+            if swap.back:
+                self._slots[cells] = self._host[place]
+            else:
+                self._host[place] = self._slots[cells]
+        self.recalled += len(swap.pages) * swap.back
 
     def _rows(self, segment: Segment) -> list[list[float]]:
         slots = segment.slots().tolist()

@@ -2,8 +2,8 @@
 
 Whoever is admitted has room for what it knows and for some tokens more, not for all that it may
 grow to: most answers end early. Should the pool run full, the youngest goes back to the line and
-reads what it has said again later, as far as the pool does not know it still. The oldest always
-goes on, so there is always somebody who does.
+reads what it has said again later, as far as neither the pool nor the host knows it still. The
+oldest always goes on, so there is always somebody who does.
 """
 
 from collections import deque
@@ -101,6 +101,8 @@ class Pages(Protocol):
 
     def open(self, sequence: int, tokens: Sequence[int] = ()) -> int: ...
 
+    def recall(self, sequence: int, tokens: Sequence[int]) -> int: ...
+
     def close(self, sequence: int) -> None: ...
 
     def committed(self, sequence: int) -> int: ...
@@ -137,6 +139,7 @@ class Scheduler:
             if self._pages_missing(_AHEAD) > self._pool.pages_free:
                 self._close(sequence)
                 break
+            self._pool.recall(sequence.number, sequence.tokens)
             admitted.append(self.waiting.popleft())
         return admitted
 

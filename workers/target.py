@@ -10,7 +10,7 @@ import torch
 from joblib import cpu_count
 from transformers import AutoTokenizer
 
-from cache.kv_pool import KVPool
+from cache.kv_pool import KVPool, Swap
 from workers.engine.model import eos_token_ids, load_model
 from workers.engine.model_store import resolve
 from workers.engine.pack import Pack
@@ -26,7 +26,8 @@ class TargetSpec:
 
     model: as `workers.engine.model_store.resolve` takes it; dtype: of weights and all else, or int8
     for weights of that and bfloat16 for all else; device: "cpu" or "cuda";
-    kv_tokens: tokens the KV pool holds, of all requests together; threads: CPU threads of one rank,
+    kv_tokens: tokens the KV pool holds, of all requests together; host_kv_tokens: tokens that the
+    host keeps beside it, of those that made room for others; threads: CPU threads of one rank,
     0 for all cores; context_length: shorter than the model's own, if wanted; feature_layers: the
     hidden states that drafts read, by how many layers they have passed.
     """
@@ -36,6 +37,7 @@ class TargetSpec:
     device: str = "cpu"
     tensor_parallel: int = 1
     kv_tokens: int = 65536
+    host_kv_tokens: int = 0
     threads: int = 0
     context_length: int | None = None
     feature_layers: tuple[int, ...] = ()
@@ -45,6 +47,10 @@ class TargetSpec:
             raise ValueError(f"target.device: {self.device!r} is not cpu or cuda")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("target.device: this machine has no usable GPU; use cpu")
+        if self.host_kv_tokens < 0:
+            raise ValueError(
+                f"target.host_kv_tokens: {self.host_kv_tokens} is not 0 (none) or more"
+            )
         if self.threads < 0:
             raise ValueError(f"target.threads: {self.threads} is not 0 (all cores) or more")
         for name in ("tensor_parallel", "kv_tokens"):
@@ -90,6 +96,8 @@ class Target:
 
     def forward(self, pack: Pack) -> PassOutput:
         """One pass, on all ranks."""
+        for swap in self.pool.swaps():
+            self._swap(swap)
         if self._group:
             self._group.send(("forward", pack))
         return self._runner.forward(pack)
@@ -102,6 +110,12 @@ class Target:
         if self._group:
             self._group.send(("move", moves.sources, moves.targets))
         self._runner.store.move(moves.sources, moves.targets)
+
+    def _swap(self, swap: Swap) -> None:
+        """Pages to the host or back, in every rank's store."""
+        if self._group:
+            self._group.send(("swap", swap.pages, swap.places, self.pool.page_size, swap.back))
+        self._runner.store.swap(swap.pages, swap.places, self.pool.page_size, back=swap.back)
 
     def close(self) -> None:
         """End the other ranks."""
@@ -128,7 +142,7 @@ def load_target(spec: TargetSpec, launch_ranks: RankLauncher | None = None) -> T
     text = config.get_text_config()
     return Target(
         runner,
-        KVPool(_pages(spec), PAGE_SIZE),
+        KVPool(_pages(spec.kv_tokens), PAGE_SIZE, _pages(spec.host_kv_tokens)),
         tokenizer,
         vocab_size=text.vocab_size,
         context_length=_context_length(spec, text.max_position_embeddings),
@@ -158,16 +172,17 @@ def _load_runner(spec: TargetSpec) -> tuple[Runner, Any, frozenset[int]]:
     )
     runner = Runner(
         model,
-        _pages(spec) * PAGE_SIZE,
+        _pages(spec.kv_tokens) * PAGE_SIZE,
         shards=spec.tensor_parallel,
+        host_slots=_pages(spec.host_kv_tokens) * PAGE_SIZE,
         feature_layers=spec.feature_layers,
         int8=spec.dtype == "int8",
     )
     return runner, model.config, eos_token_ids(model)
 
 
-def _pages(spec: TargetSpec) -> int:
-    return -(-spec.kv_tokens // PAGE_SIZE)
+def _pages(tokens: int) -> int:
+    return -(-tokens // PAGE_SIZE)
 
 
 def _context_length(spec: TargetSpec, longest: int) -> int:

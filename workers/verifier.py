@@ -55,6 +55,7 @@ class Gauges:
     waiting: int
     kv_pages_in_use: int
     kv_pages: int
+    kv_host_pages_in_use: int
     steps: int
     draft_faults: dict[str, int]
 
@@ -383,6 +384,7 @@ class Verifier:
             waiting=len(self._scheduler.waiting) + len(self._arrived),
             kv_pages_in_use=self._target.pool.pages_in_use,
             kv_pages=self._target.pool.pages,
+            kv_host_pages_in_use=self._target.pool.host_pages_in_use,
             steps=self._steps,
             draft_faults=dict(self._drafts.faults),
         )

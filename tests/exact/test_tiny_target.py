@@ -179,6 +179,36 @@ def test_one_batch_may_mix_drafts_and_plain_decoding(world: World, draft: str) -
     assert [one.stats and one.stats.draft for one in done] == list(names)
 
 
+def test_who_makes_room_and_comes_back_from_the_host_says_the_same(
+    world: World, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.scheduler._AHEAD", 0)  # so that many are sent back
+    spec = TargetSpec(
+        str(tiny_folder),
+        dtype="float32",
+        device=DEVICE,
+        kv_tokens=160,
+        host_kv_tokens=512,
+        threads=1,
+    )
+    with one_thread():
+        target = load_target(spec)
+        verifier = build_verifier(target, {"own": own_ngram(tiny_folder)}, Limits(max_running=8))
+        requests = [
+            ask(target, number, sampling, "own", 6, 3 * LENGTH)
+            for number, sampling in enumerate(SETTINGS)
+        ]
+        done = run_requests(verifier, requests, together=8).completions
+    assert target.pool.recalls > 5
+    assert target.pool.host_pages_in_use > 0
+    for completion, request in zip(done, requests, strict=True):
+        assert completion.tokens == world.plain(request).tokens
+
+
+def own_ngram(folder: Path) -> InlineDraft:
+    return InlineDraft(load_draft(DraftSpec("own", "ngram"), folder))
+
+
 def test_with_budget_0_nothing_is_drafted(world: World) -> None:
     (done,) = world.batch([ask(world.target, 0, SETTINGS[0], "own", budget=0)])
     assert done.stats is not None

@@ -38,6 +38,7 @@ def target_of(folder: Path, ranks: int) -> Iterator[Target]:
         dtype="float32",
         tensor_parallel=ranks,
         kv_tokens=512,
+        host_kv_tokens=64,
         threads=1,
         feature_layers=(1, 2),
     )
@@ -74,6 +75,31 @@ def passes(target: Target) -> list[torch.Tensor]:
     return found
 
 
+def recalled(target: Target) -> torch.Tensor:
+    """Logits after a page that made room for others on all ranks, and was brought back."""
+    pool, tokens = target.pool, tuple(range(1, 18))
+    pool.open(0)
+    for some, rows in ((tokens[:16], ()), (tokens[16:], (0,))):
+        start = pool.committed(0)
+        pool.reserve(0, len(some))
+        segment = Segment(some, start, chain_parents(len(some)), pool.extents(0), rows)
+        output = target.forward(Pack((segment,)))
+        target.commit(0, range(len(some)), some)
+    pool.close(0)
+    pool.open(1)
+    pool.reserve(1, pool.pages * pool.page_size)
+    assert pool.host_pages_in_use > 0
+    pool.close(1)
+    pool.open(2)
+    assert pool.recall(2, tokens) == 16
+    pool.reserve(2, 1)
+    segment = Segment(tokens[16:], 16, (-1,), pool.extents(2), (0,))
+    again = target.forward(Pack((segment,)))
+    pool.close(2)
+    torch.testing.assert_close(again.logits, output.logits, atol=0, rtol=0)
+    return again.logits
+
+
 def answer(target: Target, folder: Path, temperature: float) -> list[int]:
     draft = InlineDraft(load_draft(DraftSpec("own", "ngram"), folder))
     verifier = build_verifier(target, {"own": draft}, Limits())
@@ -90,10 +116,10 @@ def test_two_ranks_equal_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch._C, "_get_accelerator", lambda *_: torch.device("cuda"))
     folder = make_target(tmp_path / "target")
     with target_of(folder, 1) as target:
-        alone = passes(target)
+        alone = [*passes(target), recalled(target)]
         texts = [answer(target, folder, temperature) for temperature in (0.0, 0.8)]
     with target_of(folder, 2) as target:
-        for one, two in zip(alone, passes(target), strict=True):
+        for one, two in zip(alone, [*passes(target), recalled(target)], strict=True):
             # Sums of some 32 terms are rounded by the size of these, in an order of the CPU's own.
             close = 32 * torch.finfo(torch.float32).eps * float(one.abs().max())
             torch.testing.assert_close(two, one, atol=close, rtol=0)

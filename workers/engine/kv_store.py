@@ -13,7 +13,8 @@ from torch import Tensor
 
 
 class KVStore:
-    """Keys and values of `slots` token positions for every layer.
+    """Keys and values of `slots` token positions for every layer, and room on the host for
+    `host_slots` more, which no pass reads.
 
     keys[layer], values[layer]: [slots, kv_heads, head_dim].
     """
@@ -27,11 +28,13 @@ class KVStore:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        host_slots: int = 0,
     ) -> None:
         # Zeros, not empty: a slot never written must not hold a NaN that a masked score would keep.
         self._all = _zeros((2 * layers, slots, kv_heads, head_dim), dtype, device)
         self.keys = list(self._all[:layers])
         self.values = list(self._all[layers:])
+        self._host = _host_zeros((2 * layers, host_slots, kv_heads, head_dim), dtype, device)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [T, kv_heads, head_dim] of one layer at slots [T]."""
@@ -43,6 +46,18 @@ class KVStore:
         device = self._all.device
         src, dst = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
         self._all.index_copy_(1, dst, self._all.index_select(1, src))
+
+    def swap(
+        self, pages: tuple[int, ...], places: tuple[int, ...], page_size: int, *, back: bool
+    ) -> None:
+        """Copy pages of so many slots to places on the host, or back; all are counted in pages."""
+        ours, host = (slots.unflatten(1, (-1, page_size)) for slots in (self._all, self._host))
+        page = torch.tensor(pages, device=ours.device)
+        place = torch.tensor(places, device=host.device)
+        if back:
+            ours.index_copy_(1, page, host.index_select(1, place).to(ours.device))
+        else:
+            host.index_copy_(1, place, ours.index_select(1, page).to(host.device))
 
 
 def finite(x: Tensor) -> Tensor:
@@ -56,10 +71,17 @@ def finite(x: Tensor) -> Tensor:
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that take memory on a CPU only where they are written: a pool is rarely full."""
-    if device.type != "cpu":
+    if device.type != "cpu" or not prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap(-1, prod(shape) * dtype.itemsize)  # anonymous: the kernel maps zeros
     return torch.frombuffer(pages, dtype=dtype).view(shape)
+
+
+def _host_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On the CPU, and where another device copies from there, in memory that it can read."""
+    if device.type == "cpu":
+        return _zeros(shape, dtype, device)
+    return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
 
 class PoolCache:

@@ -27,9 +27,10 @@ class PassOutput:
 class Runner:
     """A model and the KV store it reads and writes.
 
-    `shards`: by how many ranks the KV heads are divided; `feature_layers`: hidden states to return,
-    by how many layers they have passed; `int8`: whether weights are rounded to that. Raises
-    ValueError for a model that this engine cannot run, saying why.
+    `shards`: by how many ranks the KV heads are divided; `host_slots`: of the store, on the host;
+    `feature_layers`: hidden states to return, by how many layers they have passed; `int8`: whether
+    weights are rounded to that. Raises ValueError for a model that this engine cannot run, saying
+    why.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Runner:
         slots: int,
         *,
         shards: int = 1,
+        host_slots: int = 0,
         feature_layers: Sequence[int] = (),
         int8: bool = False,
     ) -> None:
@@ -52,7 +54,13 @@ class Runner:
         self._pass = open_pass(model, feature_layers, sharded=shards > 1, int8=int8)
         self._groups = heads // kv_heads
         self.store = KVStore(
-            layers, slots, kv_heads // shards, head_dim, dtype=model.dtype, device=model.device
+            layers,
+            slots,
+            kv_heads // shards,
+            head_dim,
+            dtype=model.dtype,
+            device=model.device,
+            host_slots=host_slots,
         )
         self._probe()
 

@@ -13,7 +13,12 @@ import torch.distributed as dist
 from workers.engine.pack import Pack
 from workers.engine.runner import Runner
 
-Command = tuple[Literal["forward"], Pack] | tuple[Literal["move"], tuple[int, ...], tuple[int, ...]]
+_Slots = tuple[int, ...]
+Command = (
+    tuple[Literal["forward"], Pack]
+    | tuple[Literal["move"], _Slots, _Slots]
+    | tuple[Literal["swap"], _Slots, _Slots, int, bool]
+)
 
 # Followers wait inside a collective for the next request, which may be days away.
 _PATIENCE = timedelta(days=365)
@@ -51,8 +56,11 @@ class RankGroup:
         while (command := self._receive()) is not None:
             if command[0] == "forward":
                 runner.forward(command[1])
-            else:
+            elif command[0] == "move":
                 runner.store.move(command[1], command[2])
+            else:
+                _, pages, places, page_size, back = command
+                runner.store.swap(pages, places, page_size, back=back)
 
     def _receive(self) -> Command | None:
         box: list[Command | None] = [None]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -18,7 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cache.kv_pool import KVPool, Moves, OutOfPages
+from cache.kv_pool import KVPool, Moves, OutOfPages, Swap
 
 PAGES, PAGE_SIZE = 7, 3
 TOKENS = st.integers(0, 1)  # few, so that many sequences begin alike
@@ -33,24 +34,38 @@ class PoolMachine(RuleBasedStateMachine):
     shared by mistake, lost or moved wrongly shows.
     """
 
+    HOST_PAGES = 0
     opened = Bundle("opened")
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = KVPool(PAGES, PAGE_SIZE)
+        self.pool = KVPool(PAGES, PAGE_SIZE, self.HOST_PAGES)
+        self.host: list[list[object]] = [[] for _ in range(self.HOST_PAGES)]
+        self.said: list[list[int]] = []
+        self.swapped = True
         self.memory: list[object] = [None] * (PAGES * PAGE_SIZE)
         self.committed: dict[int, list[int]] = {}
         # Of each scratch slot, its token if it is to be kept, and what is in its cell.
         self.scratch: dict[int, list[tuple[int | None, object]]] = {}
         self.count = 0
 
-    @rule(target=opened, tokens=st.lists(TOKENS, max_size=12))
-    def open(self, tokens: list[int]) -> int:
+    @rule(target=opened, tokens=st.lists(TOKENS, max_size=12), runs=st.booleans())
+    def open(self, tokens: list[int], runs: bool) -> int:
         self.count += 1
         known = self.pool.open(self.count, tokens)
+        if runs:
+            there, known = known, self.pool.recall(self.count, tokens)
+            assert known >= there
+            self.swapped = False
         assert known % PAGE_SIZE == 0 and known <= max(0, len(tokens) - 1)
         self.committed[self.count], self.scratch[self.count] = tokens[:known], []
         return self.count
+
+    @rule(target=opened, number=st.integers(0, 9), runs=st.booleans())
+    def open_with_what_was_said(self, number: int, runs: bool) -> int:
+        """What the pool once held may be where it was, on the host, or gone."""
+        said = self.said[-1 - number % len(self.said)] if self.said else []
+        return self.open([*said, 0], runs)
 
     @rule(sequence=consumes(opened))
     def close(self, sequence: int) -> None:
@@ -73,6 +88,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         slots = self.pool.reserve(sequence, count)
         assert len(slots) == count
+        self.swap()
         said = list(own)
         for slot, token in zip(slots, kept, strict=True):
             self.count += 1
@@ -81,6 +97,18 @@ class PoolMachine(RuleBasedStateMachine):
             cell = f"garbage {self.count}" if token is None else tuple(said)
             self.memory[slot] = cell
             self.scratch[sequence].append((token, cell))
+
+    @rule()
+    def swap(self) -> None:
+        """As before every pass."""
+        for swap in self.pool.swaps():
+            for page, place in zip(swap.pages, swap.places, strict=True):
+                cells = slice(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
+                if swap.back:
+                    self.memory[cells] = self.host[place]
+                else:
+                    self.host[place] = self.memory[cells]
+        self.swapped = True
 
     @rule(sequence=opened)
     def commit(self, sequence: int) -> None:
@@ -96,7 +124,14 @@ class PoolMachine(RuleBasedStateMachine):
             assert moves == Moves((), ())
         assert self.pool.committed(sequence) == before + len(keep)
         self.committed[sequence] += said
+        self.said.append([*self.committed[sequence]])
         self.scratch[sequence] = []
+
+    @rule(sequence=opened, tokens=st.lists(TOKENS, min_size=4, max_size=12))
+    def say(self, sequence: int, tokens: list[int]) -> None:
+        """So that the pool runs full of what was said."""
+        self.reserve(sequence, [*tokens])
+        self.commit(sequence)
 
     @rule(sequence=opened)
     def rollback(self, sequence: int) -> None:
@@ -119,6 +154,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_sequence_reads_its_own_tokens(self) -> None:
+        if not self.swapped:  # nobody reads before that
+            return
         for sequence, own in self.committed.items():
             extents = self.pool.extents(sequence)
             cells = [self.memory[slot] for extent in extents for slot in range(*extent)]
@@ -159,9 +196,52 @@ PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=4
 test_pool_machine = PoolMachine.TestCase
 
 
-def pool_with(*tokens: int, pages: int = 8, page_size: int = 4) -> KVPool:
+class HostMachine(PoolMachine):
+    """With a host that cannot hold all that is put there either."""
+
+    HOST_PAGES = 3
+
+    @invariant()
+    def the_host_is_no_larger(self) -> None:
+        assert self.pool.host_pages_in_use <= self.HOST_PAGES
+
+
+HostMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+test_pool_machine_with_a_host = HostMachine.TestCase
+
+
+@pytest.mark.parametrize("machine", [PoolMachine, HostMachine])
+def test_a_long_life_keeps_the_pool_in_order(machine: type[PoolMachine]) -> None:
+    """Hypothesis has small cases; here the pool is full nearly always, and evicts and recalls."""
+    own, draw = machine(), Random(0)
+    recalled = 0
+    for _ in range(5000):
+        everyone = own.pool.sequences()
+        before = own.pool.host_pages_in_use
+        if len(everyone) < 2 and draw.random() < 0.5:
+            own.open([], True)
+        elif len(everyone) < 2:
+            own.open_with_what_was_said(draw.randrange(10), True)
+            recalled += own.pool.host_pages_in_use < before
+        elif draw.random() < 0.3:
+            own.close(draw.choice(everyone))
+        else:
+            sequence = draw.choice(everyone)
+            kept = [draw.choice((None, 0, 0, 1, 1)) for _ in range(draw.randrange(1, 9))]
+            own.reserve(sequence, kept)
+            own.commit(sequence)
+        own.pool.end_step()
+        own.integrity()
+        own.every_sequence_reads_its_own_tokens()
+        own.the_totals_are_right()
+    assert own.pool.evictions > 500
+    assert (recalled > 50) == (machine.HOST_PAGES > 0)
+    own.teardown()
+
+
+def pool_with(*tokens: int, pages: int = 8, page_size: int = 4, host_pages: int = 0) -> KVPool:
     """Sequences 0, 1, ... with that many committed tokens each, all of them their number."""
-    pool = KVPool(pages, page_size)
+    pool = KVPool(pages, page_size, host_pages)
     for sequence, count in enumerate(tokens):
         pool.open(sequence)
         pool.reserve(sequence, count)
@@ -292,6 +372,72 @@ def test_what_nobody_holds_can_be_forgotten() -> None:
     pool.check_integrity()
 
 
+def test_what_was_evicted_comes_back_from_the_host() -> None:
+    pool = pool_with(8, 8, pages=4, host_pages=2)
+    pool.close(0)
+    pool.open(2)
+    pool.reserve(2, 8)
+    assert pool.swaps() == (Swap((1, 0), (1, 0), back=False),)
+    assert pool.host_pages_in_use == 2
+    pool.close(2)
+    assert pool.open(3, [0] * 9) == 0
+    assert pool.recall(3, [0] * 9) == 8
+    ((first, last),) = pool.extents(3)
+    assert last - first == 8
+    pages = (first // 4, first // 4 + 1)
+    assert pool.swaps() == (Swap(pages, (0, 1), back=True),)
+    assert pool.host_pages_in_use == 0
+    pool.check_integrity()
+
+
+def test_a_recall_takes_no_more_than_there_is_room_for() -> None:
+    pool = pool_with(12, pages=4, host_pages=4)
+    pool.close(0)
+    pool.open(1)
+    pool.reserve(1, 12)
+    pool.open(2, [0] * 13)
+    assert pool.recall(2, [0] * 13) == 4
+    assert pool.pages_free == 0
+    pool.check_integrity()
+
+
+def test_a_full_host_forgets_what_was_there_longest() -> None:
+    pool = pool_with(8, 8, pages=4, host_pages=2)
+    pool.close(0)
+    pool.close(1)
+    pool.open(2)
+    pool.reserve(2, 16)
+    assert pool.swaps() == (Swap((3, 2), (1, 0), back=False),)  # never copied in vain
+    pool.close(2)
+    assert pool.open(3, [0] * 9) == pool.recall(3, [0] * 9) == 0
+    assert pool.open(4, [1] * 9) == 0
+    assert pool.recall(4, [1] * 9) == 8
+    pool.check_integrity()
+
+
+def test_who_reads_again_what_is_on_the_host_takes_it_from_there() -> None:
+    pool = pool_with(8, 4, pages=3, host_pages=2)
+    pool.close(0)
+    pool.reserve(1, 8)
+    pool.rollback(1)
+    pool.open(2)
+    pool.reserve(2, 4)
+    pool.commit(2, range(4), [0] * 4)
+    assert pool.host_pages_in_use == 1
+    pool.check_integrity()
+
+
+def test_forgetting_forgets_the_host_too() -> None:
+    pool = pool_with(8, pages=2, host_pages=2)
+    pool.close(0)
+    pool.open(1)
+    pool.reserve(1, 8)
+    pool.forget_unheld()
+    assert pool.host_pages_in_use == 0
+    pool.close(1)
+    assert pool.open(2, [0] * 9) == pool.recall(2, [0] * 9) == 0
+
+
 @pytest.mark.parametrize(("sizes", "field"), [((0, 16), "pages"), ((4, 0), "page_size")])
 def test_a_pool_of_nothing_is_refused(sizes: tuple[int, int], field: str) -> None:
     with pytest.raises(ValueError, match=f"^{field} must be at least 1, not 0"):
@@ -304,6 +450,7 @@ def test_a_pool_of_nothing_is_refused(sizes: tuple[int, int], field: str) -> Non
         (lambda pool: pool.open(0), "sequence 0 is already open"),
         (lambda pool: pool.close(5), "sequence 5 is not open"),
         (lambda pool: pool.reserve(0, 1), "sequence 0 has 3 scratch slots out"),
+        (lambda pool: pool.recall(0, [0]), "not just opened"),
         (lambda pool: pool.reserve(1, -1), "cannot reserve -1 slots"),
         (lambda pool: pool.commit(0, (1, 0), (0, 0)), "are not ascending indices into 3 scratch"),
         (lambda pool: pool.commit(0, (1, 1), (0, 0)), "are not ascending indices into 3 scratch"),
@@ -351,9 +498,10 @@ def share_first_page(pool: KVPool) -> None:
         ),
         (lambda pool: pool._index.remove(0), r"the first 1 pages of sequence 0 are not found"),
         (
-            lambda pool: pool._index._children.update({0: 1}),
-            r"index counts \{0: 1\} pages",
+            lambda pool: pool._index._behind.update({0: {(7, 7, 7, 7): 1}}),
+            r"the index has pages .* behind others, but they are",
         ),
+        (lambda pool: pool._on_host.update({5: None}), r"pages \[\] of the index are on the host"),
         (share_first_page, r"sequence 1 can write page 0, which others may read"),
     ],
 )

@@ -83,6 +83,7 @@ class ScriptedVerifier:
             waiting=2,
             kv_pages_in_use=3,
             kv_pages=4,
+            kv_host_pages_in_use=2,
             steps=5,
             drafts={"code": "ready", "lm": "away"},
             draft_faults={"lm": 1},

@@ -73,14 +73,15 @@ def test_plain_decoding_is_counted_as_none(seen: list[Any]) -> None:
 
 def test_the_loop_state(seen: list[Any]) -> None:
     verifier = metrics.VerifierMetrics()
-    verifier.gauged(Gauges(1, 2, 3, 4, 5, {"lm": 6}))
+    verifier.gauged(Gauges(1, 2, 3, 4, 5, 6, {"lm": 7}))
     assert seen == [
         ("outrider_running_sequences", 1),
         ("outrider_waiting_requests", 2),
         ("outrider_kv_pages_in_use", 3),
         ("outrider_kv_pages", 4),
-        ("outrider_loop_steps_total", 5, {}),
-        ("outrider_draft_faults_total", 6, {"draft": "lm"}),
+        ("outrider_kv_host_pages_in_use", 5),
+        ("outrider_loop_steps_total", 6, {}),
+        ("outrider_draft_faults_total", 7, {"draft": "lm"}),
     ]
 
 

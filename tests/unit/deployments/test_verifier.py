@@ -27,7 +27,13 @@ from workers.verifier import EngineError, Gauges, QueueFull
 REQUEST = GenerationRequest(id="r1", prompt=(1,), max_tokens=4, sampling=SamplingParams(seed=0))
 FACTS = TargetFacts("tiny", 10, 20, 20, ("code",), 0)
 IDLE = Gauges(
-    running=0, waiting=0, kv_pages_in_use=0, kv_pages=8, steps=0, draft_faults={"code": 2}
+    running=0,
+    waiting=0,
+    kv_pages_in_use=0,
+    kv_pages=8,
+    kv_host_pages_in_use=0,
+    steps=0,
+    draft_faults={"code": 2},
 )
 
 

@@ -224,10 +224,12 @@ REQUESTS = st.builds(
 class AnyOrderOfEvents(RuleBasedStateMachine):
     """Requests come, leave and are served, drafts and passes fail: the books always balance."""
 
+    HOST_PAGES = 0
+
     def __init__(self) -> None:
         super().__init__()
         limits = Limits(max_running=3, max_queued=4, prefill_tokens=5)
-        self.world = World(limits, pages=11, page_size=4)
+        self.world = World(limits, pages=11, page_size=4, host_pages=self.HOST_PAGES)
         self.names = 0
         self.cancelled: dict[str, int] = {}
 
@@ -324,6 +326,16 @@ TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
 TestAnyOrderOfEvents.settings = settings(max_examples=40, stateful_step_count=25)
 
 
+class AnyOrderWithAHost(AnyOrderOfEvents):
+    """What makes room for others may come back."""
+
+    HOST_PAGES = 4
+
+
+TestAnyOrderWithAHost = AnyOrderWithAHost.TestCase
+TestAnyOrderWithAHost.settings = settings(max_examples=20, stateful_step_count=25)
+
+
 # -- single events -------------------------------------------------------------------------------
 
 
@@ -350,8 +362,11 @@ def test_a_good_draft_saves_steps(world: World) -> None:
 
 
 @pytest.mark.parametrize("budget", [0, 6])
-def test_with_a_full_pool_the_youngest_waits_and_all_texts_are_the_same(budget: int) -> None:
-    world = World(Limits(max_running=3), pages=9)
+@pytest.mark.parametrize("host_pages", [0, 9])
+def test_with_a_full_pool_the_youngest_waits_and_all_texts_are_the_same(
+    budget: int, host_pages: int
+) -> None:
+    world = World(Limits(max_running=3), pages=9, host_pages=host_pages)
     verifier = world.verifier
     for number in range(3):
         sampling = SamplingParams(seed=number, temperature=0.9, logit_bias=((EOS, -100.0),))
@@ -365,6 +380,7 @@ def test_with_a_full_pool_the_youngest_waits_and_all_texts_are_the_same(budget: 
     assert running[0] == 3
     assert any(after < before for before, after in pairwise(running)), "somebody was sent back"
     assert any(after > before for before, after in pairwise(running)), "and came back"
+    assert bool(world.target.recalled) == bool(host_pages)
 
 
 def test_a_prompt_that_was_read_before_is_not_read_again(world: World) -> None:

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from numba import njit, types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
@@ -53,7 +53,7 @@ def compiled(*freedoms: str, inlined: bool = False) -> Callable[[_Function], _Fu
     all that it calls, over again for each of its callers' callers: a step that one place calls is
     best so. (A float32 pass of a Llama: 27 s of compiling instead of 37.)
     """
-    inline = "always" if inlined else "never"
+    inline: Literal["always", "never"] = "always" if inlined else "never"
 
     def compiler(function: _Function) -> _Function:
         dispatcher: Any = njit(fastmath=set(freedoms), error_model="numpy", inline=inline)(function)

@@ -6,7 +6,8 @@ from workers.engine.kv_store import KVStore, PoolCache
 
 
 def store() -> KVStore:
-    made = KVStore(2, 6, 2, 3, dtype=torch.float32, device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    made = KVStore(2, 6, 2, 3, dtype=torch.float32, device=cpu, host_slots=4)
     for layer in range(2):
         for slot in range(6):
             made.keys[layer][slot] = 10 * layer + slot
@@ -25,6 +26,16 @@ def test_moves_read_everything_before_they_write() -> None:
     assert slots_of(made.keys[0]) == [0, 4, 1, 3, 2, 5]
     assert slots_of(made.keys[1]) == [10, 14, 11, 13, 12, 15]
     assert slots_of(made.values[1]) == [-10, -14, -11, -13, -12, -15]
+
+
+def test_pages_come_back_from_the_host_wherever_there_is_room() -> None:
+    made = store()
+    made.swap((2, 0), (0, 1), 2, back=False)
+    made.move((1, 1, 1, 1), (0, 2, 4, 5))
+    assert slots_of(made.keys[1]) == [11, 11, 11, 13, 11, 11]
+    made.swap((1, 2), (1, 0), 2, back=True)
+    assert slots_of(made.keys[0]) == [1, 1, 0, 1, 4, 5]
+    assert slots_of(made.values[1]) == [-11, -11, -10, -11, -14, -15]
 
 
 def test_the_cache_writes_one_layer_at_the_packs_slots_and_shows_its_whole_store() -> None:
