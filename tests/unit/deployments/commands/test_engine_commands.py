@@ -14,7 +14,7 @@ import deployments.pool
 from bench import llama_peers
 from deployments.admission import Admission
 from deployments.cli import main
-from deployments.commands import bench
+from deployments.commands import bench_peers
 from deployments.config import DOMAINS, SpeculationConfig
 from deployments.ingress import Ingress, create_app
 from deployments.links import TargetFacts
@@ -328,7 +328,7 @@ def test_bench_peers_says_how_llama_cpp_is_had(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(llama_peers, "installed", lambda: False)
-    assert bench._llama(Namespace(target=DEFAULT_TARGET), {}, frozenset()) == {}
+    assert bench_peers._llama(Namespace(target=DEFAULT_TARGET), {}, frozenset()) == {}
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("llama.cpp is left out: `pip install -e '.[llama]'`")
 
