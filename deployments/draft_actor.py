@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from ray.exceptions import RayError, RayTaskError
 
-from workers.draft import Draft, DraftRequest, DraftSpec, DraftUnavailable, DraftUpdate, load_draft
+from workers.draft import Draft, DraftRequest, DraftSpec, DraftUnavailable, DraftUpdate
+from workers.load_draft import load_draft
 from workers.speculation.tree import Proposal
 
 PING_INTERVAL_S = 0.25

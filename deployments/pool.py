@@ -7,9 +7,10 @@ from pathlib import Path
 from joblib import cpu_count
 
 from deployments.config import DOMAINS, SHIPPED_DRAFTS, default_pool
-from workers.draft import DraftKind, DraftSpec, InlineDraft, feature_layers_of, load_draft
+from workers.draft import DraftKind, DraftSpec, InlineDraft
 from workers.engine.model_store import is_default, resolve
 from workers.hybrid_draft import kind_of, member_folder
+from workers.load_draft import feature_layers_of, load_draft
 from workers.scheduler import Limits
 from workers.target import Target, TargetSpec, load_target
 from workers.verifier import OnVerdict, Verifier, build_verifier

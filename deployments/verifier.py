@@ -23,8 +23,9 @@ from deployments.links import TargetFacts, VerifierStatus
 from deployments.metrics import VerifierMetrics
 from deployments.placement import Threads, bundles, child_options, draft_bundle, threads_for
 from deployments.target_ranks import RankSet
-from workers.draft import InlineDraft, feature_layers_of, load_draft
+from workers.draft import InlineDraft
 from workers.engine.model_store import resolve
+from workers.load_draft import feature_layers_of, load_draft
 from workers.request import Delta, GenerationRequest
 from workers.scheduler import Limits
 from workers.target import Target, TargetSpec, load_target

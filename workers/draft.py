@@ -1,4 +1,4 @@
-"""The pool's common language: what a draft is asked, what it answers, and how one is loaded.
+"""The pool's common language: what a draft is asked, and what it answers.
 
 A draft only guesses. Whatever it answers, late, wrong or not at all, the text stays the target's.
 That is why a draft may forget a sequence (it was restarted) and simply say so.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from workers.speculation.tree import Proposal
@@ -189,39 +188,3 @@ class InlineDraft:
 
     def forget(self, sequences: Sequence[int]) -> None:
         self._draft.forget(sequences)
-
-
-def load_draft(
-    spec: DraftSpec,
-    target: Path,
-    *,
-    dtype: str = "float32",
-    threads: int = 1,
-    device: str = "cpu",
-) -> Draft:
-    """Load a pool member for the target in folder `target`.
-
-    dtype, threads, device ("cpu" or "cuda"): for drafts that run a model. Raises ValueError when it
-    does not fit the target.
-    """
-    # Imported late: n-gram drafts live in processes without torch.
-    if spec.kind == "lm":
-        from workers.lm_draft import load_lm_draft
-
-        return load_lm_draft(spec, target, dtype=dtype, threads=threads, device=device)
-    from workers.hybrid_draft import load_hybrid_draft
-
-    return load_hybrid_draft(spec, target, threads=threads, device=device)
-
-
-def feature_layers_of(specs: Sequence[DraftSpec]) -> tuple[int, ...]:
-    """The target's layers whose output some of these drafts read, in order.
-
-    Raises ValueError when a draft's folder does not say.
-    """
-    readers = [spec for spec in specs if spec.reads_features]
-    if not readers:
-        return ()
-    from workers.hybrid_draft import feature_layers
-
-    return tuple(sorted({layer for spec in readers for layer in feature_layers(spec)}))

@@ -32,7 +32,7 @@ from deployments.commands.options import (
 )
 from deployments.pool import verifier_over
 from deployments.prompt_file import PromptFile, chat_ids
-from workers.draft import feature_layers_of
+from workers.load_draft import feature_layers_of
 from workers.scheduler import Limits
 from workers.target import load_target
 

@@ -19,9 +19,10 @@ from deployments.pool import find_draft
 from deployments.prompt_file import chat_ids, read_prompts
 from workers.budget import AUTO, Budget, spending
 from workers.completion import run_requests
-from workers.draft import DraftSpec, InlineDraft, feature_layers_of, load_draft
+from workers.draft import DraftSpec, InlineDraft
 from workers.engine.model_store import DEFAULT_TARGET, resolve
 from workers.engine.sampling import SamplingParams
+from workers.load_draft import feature_layers_of, load_draft
 from workers.request import GenerationRequest
 from workers.scheduler import Limits
 from workers.target import Target, TargetSpec, load_target

@@ -26,13 +26,14 @@ from tests.text_law import (
 )
 from tests.tiny import one_thread
 from workers.completion import run_requests
-from workers.draft import DraftKind, DraftSpec, InlineDraft, Verification, load_draft
+from workers.draft import DraftKind, DraftSpec, InlineDraft, Verification
 from workers.eagle_member import EagleMember
 from workers.engine.model import load_model
 from workers.engine.runner import Runner
 from workers.engine.sampling import SamplingParams
 from workers.hybrid_draft import HybridDraft
 from workers.lm_draft import KV_TOKENS, LMDraft
+from workers.load_draft import load_draft
 from workers.ngram_member import NgramMember
 from workers.request import GenerationRequest
 from workers.scheduler import Limits

@@ -13,10 +13,11 @@ from torch import Tensor
 from tests.eagles import LAYERS, easy_target, guessing_eagle, save_hybrid, some_tokens
 from tests.tiny import DEVICE, one_thread
 from workers.completion import Completion, run_requests
-from workers.draft import Draft, DraftRequest, DraftSpec, DraftUpdate, InlineDraft, load_draft
+from workers.draft import Draft, DraftRequest, DraftSpec, DraftUpdate, InlineDraft
 from workers.engine.pack import Pack, Segment, chain_parents
 from workers.engine.sampling import SamplingParams
 from workers.engine.vocabulary import vocabulary_of
+from workers.load_draft import load_draft
 from workers.request import GenerationRequest
 from workers.scheduler import Limits
 from workers.speculation.tree import Proposal, TokenTree

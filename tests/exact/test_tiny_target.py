@@ -16,10 +16,11 @@ from transformers import LlamaForCausalLM
 from tests.eagles import LAYERS, save_hybrid, tiny_eagle
 from tests.tiny import CONTEXT, DEVICE, make_target, one_thread
 from workers.completion import Completion, run_requests
-from workers.draft import DraftSpec, InlineDraft, load_draft
+from workers.draft import DraftSpec, InlineDraft
 from workers.engine.sampling import SamplingParams
 from workers.engine.vocabulary import vocabulary_of
 from workers.lm_draft import DEEPEST
+from workers.load_draft import load_draft
 from workers.request import GenerationRequest
 from workers.scheduler import Limits
 from workers.target import Target, TargetSpec, load_target

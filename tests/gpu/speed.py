@@ -20,18 +20,11 @@ from deployments.draft_maker import _eagle_config
 from tests.tiny import DEVICE, tiny_tokenizer
 from workers.calibration import UNCALIBRATED
 from workers.completion import Run, run_requests
-from workers.draft import (
-    Draft,
-    DraftRequest,
-    DraftSpec,
-    DraftUpdate,
-    InlineDraft,
-    feature_layers_of,
-    load_draft,
-)
+from workers.draft import Draft, DraftRequest, DraftSpec, DraftUpdate, InlineDraft
 from workers.engine.eagle import new_eagle, save_eagle
 from workers.engine.sampling import SamplingParams
 from workers.engine.weights import identity_of
+from workers.load_draft import feature_layers_of, load_draft
 from workers.request import GenerationRequest
 from workers.scheduler import Limits
 from workers.speculation.tree import Proposal, TokenTree

@@ -10,9 +10,10 @@ import torch
 
 from tests.tiny import make_target
 from workers.completion import run_requests
-from workers.draft import DraftSpec, InlineDraft, load_draft
+from workers.draft import DraftSpec, InlineDraft
 from workers.engine.pack import Pack, Segment, chain_parents, tree_parents
 from workers.engine.sampling import SamplingParams
+from workers.load_draft import load_draft
 from workers.request import GenerationRequest
 from workers.scheduler import Limits
 from workers.target import Target, TargetSpec, load_target, run_target_rank

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,24 @@ def violations(sources: Mapping[str, str]) -> list[str]:
     ]
 
 
+def circle(sources: Mapping[str, str]) -> list[str]:
+    """Modules of which each imports the one before it, and the first one the last; if any do."""
+    below = {
+        module: {
+            found
+            for _line, name in imports(ast.parse(source))
+            for found in (name, name.rpartition(".")[0])
+            if found in sources and found != module
+        }
+        for module, source in sources.items()
+    }
+    try:
+        TopologicalSorter(below).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
 def project_sources() -> dict[str, str]:
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     return {
@@ -95,6 +114,16 @@ def test_imports_point_down() -> None:
 
     assert {"workers.speculation.tree", "cache.kv_pool", "workers.engine"} <= sources.keys()
     assert violations(sources) == []
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    assert circle(project_sources()) == []
+    round_about = {
+        "a": "from b import c",
+        "b": "def f():\n    import d.e",
+        "d.e": "from a import g",
+    }
+    assert circle(round_about)[0] in round_about
 
 
 @pytest.mark.parametrize(

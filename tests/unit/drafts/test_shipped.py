@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from deployments.config import DOMAINS, SHIPPED_DRAFTS
-from workers.draft import DraftSpec, load_draft
+from workers.draft import DraftSpec
 from workers.engine.model_store import DEFAULT_TARGET, resolve
+from workers.load_draft import load_draft
 from workers.training.ngram_table import TOKENS
 
 MB = 1_000_000

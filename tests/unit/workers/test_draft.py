@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.eagles import LAYERS, save_tiny_eagle, tiny_eagle
-from workers.draft import DraftSpec, Features, feature_layers_of
+from workers.draft import DraftSpec, Features
+from workers.load_draft import feature_layers_of
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,13 @@ from tests.eagles import (
 )
 from workers import eagle_member, tree_growth
 from workers.calibration import CALIBRATION, UNCALIBRATED, Calibration, Pool, Regime
-from workers.draft import DraftKind, DraftRequest, DraftSpec, DraftUpdate, Features, load_draft
+from workers.draft import DraftKind, DraftRequest, DraftSpec, DraftUpdate, Features
 from workers.eagle_member import EagleMember
 from workers.engine.eagle import EagleModel
 from workers.engine.eagle_batch import LIKELIEST
 from workers.engine.vocabulary import Vocabulary, vocabulary_of
 from workers.hybrid_draft import HybridDraft, Rounds, kind_of
+from workers.load_draft import load_draft
 from workers.ngram_member import NgramMember
 from workers.speculation.tree import Proposal, SparseLaw
 from workers.training.ngram_table import ORDER, NgramTable

@@ -11,9 +11,10 @@ from transformers import LlamaForCausalLM
 
 from tests.tiny import CONTEXT, make_target, tiny_tokenizer
 from workers import lm_draft
-from workers.draft import DraftRequest, DraftSpec, DraftUpdate, load_draft
+from workers.draft import DraftRequest, DraftSpec, DraftUpdate
 from workers.engine.pack import Pack
 from workers.lm_draft import BEAM, CHILDREN, DEEPEST, LEAST_CONFIDENCE, RATIO_TOKENS, LMDraft
+from workers.load_draft import load_draft
 from workers.speculation.tree import Proposal
 
 pytestmark = pytest.mark.usefixtures("single_thread")

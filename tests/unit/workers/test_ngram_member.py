@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from workers import hybrid_draft, ngram_member
 from workers.calibration import FLOOR
-from workers.draft import DraftRequest, DraftSpec, DraftUpdate, load_draft
+from workers.draft import DraftRequest, DraftSpec, DraftUpdate
 from workers.engine.vocabulary import Vocabulary, vocabulary_of
 from workers.hybrid_draft import HybridDraft
+from workers.load_draft import load_draft
 from workers.ngram_member import LOCAL_WEIGHT, NgramMember
 from workers.speculation.tree import Proposal
 from workers.training.ngram_table import ORDER, NgramTable

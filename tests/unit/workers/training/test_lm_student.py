@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.eagles import some_tokens
-from workers.draft import DraftRequest, DraftSpec, DraftUpdate, load_draft
+from workers.draft import DraftRequest, DraftSpec, DraftUpdate
+from workers.load_draft import load_draft
 from workers.training.batch import collate
 from workers.training.lm_student import LMStudent, save_lm
 from workers.training.teacher import TeacherText
