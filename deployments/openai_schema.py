@@ -129,6 +129,11 @@ class _Generation(_Body):
     speculation: SpeculationOptions = SpeculationOptions()
     n: _One | None = None
 
+    @field_validator("speculation", mode="before")
+    @classmethod
+    def _null_is_the_default(cls, speculation: Any) -> Any:
+        return {} if speculation is None else speculation
+
     @field_validator("stream_options")
     @classmethod
     def _options_belong_to_a_stream(

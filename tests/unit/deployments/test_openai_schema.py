@@ -216,6 +216,7 @@ async def test_a_value_that_asks_for_nothing_is_accepted(world: Any) -> None:
         "temperature": None,
         "stop": None,
         "max_tokens": None,
+        "speculation": None,
         "stream_options": None,
         "stream": None,
     }
