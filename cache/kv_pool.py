@@ -88,6 +88,7 @@ class KVPool:
             raise ValueError(f"page_size must be at least 1, not {page_size}")
         self.pages = pages
         self.page_size = page_size
+        self.host_pages = host_pages
         self.evictions = 0
         self.recalls = 0
         self._references = [0] * pages
@@ -364,9 +365,14 @@ class KVPool:
         unheld = sorted(p for p in self._index if self._is_own(p) and not self._references[p])
         if unheld != kept:
             yield f"pages {unheld} of the index have no holder, but {kept} are kept"
-        there = sorted(page for page in self._index if not self._is_own(page))
-        if there != sorted(self._on_host) or set(there) & set(self._host_free):
-            yield f"pages {there} of the index are on the host, but it has {[*self._on_host]}"
+        there, on_host = (
+            sorted(p for p in self._index if not self._is_own(p)),
+            sorted(self._on_host),
+        )
+        if there != on_host:
+            yield f"pages {there} of the index are on the host, but it has {on_host}"
+        if sorted(on_host + self._host_free) != [*range(self.pages, self.pages + self.host_pages)]:
+            yield f"the host has {on_host}, and {self._host_free} of its pages are free"
         yield from self._index.problems()
         for name, owner in self._sequences.items():
             yield from self._problems_of(name, owner, holders)

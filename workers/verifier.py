@@ -331,6 +331,8 @@ class Verifier:
         self._failures += 1
         for sequence in [*self._scheduler.running.values()]:
             self._fail(sequence, error)
+        # It may have ended before a copy that the pool's book takes for made.
+        self._target.pool.forget_unheld()
         if self._target.sharded:  # out of step, the ranks would mix up the next pass
             self._refuse_all(error)
 

@@ -501,6 +501,7 @@ def share_first_page(pool: KVPool) -> None:
             lambda pool: pool._index._behind.update({0: {(7, 7, 7, 7): 1}}),
             r"the index has pages .* behind others, but they are",
         ),
+        (lambda pool: pool._host_free.append(5), r"the host has \[\], and \[5\] of its pages"),
         (lambda pool: pool._on_host.update({5: None}), r"pages \[\] of the index are on the host"),
         (share_first_page, r"sequence 1 can write page 0, which others may read"),
     ],

@@ -248,4 +248,4 @@ def test_a_table_for_another_vocabulary_is_refused(tiny_folder: Path, tmp_path: 
 
 def test_it_does_without_torch() -> None:
     program = "import sys, workers.hybrid_draft; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

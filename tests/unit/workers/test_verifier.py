@@ -402,6 +402,21 @@ def test_a_prompt_that_was_read_before_is_not_read_again(world: World) -> None:
     assert rows[0] == 2  # of 18 tokens, four pages of four are there
 
 
+def test_after_a_failed_pass_nothing_that_was_kept_is_trusted() -> None:
+    """Whatever it was to copy, to the host or back or into place, may not be there."""
+    world, prompt = World(Limits(), host_pages=4), (1, 2, 3, 4, 5, 6) * 3
+    world.submit(ask("first", prompt))
+    run(world)
+    assert world.target.pool.open(99, prompt) == 16
+    world.target.pool.close(99)
+    world.target.failing = RuntimeError("out of memory")
+    world.submit(ask("failing", prompt))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        world.verifier.step()
+    world.verifier._fail_pass(EngineError("out of memory"))
+    assert world.target.pool.open(99, prompt) == world.target.pool.recall(99, prompt) == 0
+
+
 def test_the_last_token_needs_no_guess(world: World) -> None:
     depths: list[int] = []
     propose = world.draft.propose

@@ -51,7 +51,7 @@ def compiled(*freedoms: str, inlined: bool = False) -> Callable[[_Function], _Fu
 
     inlined: part of its callers from the start, with their freedoms. LLVM optimises a function with
     all that it calls, over again for each of its callers' callers: a step that one place calls is
-    best so. (A float32 pass of a Llama: 27 s of compiling instead of 37.)
+    best so. (A float32 Llama is loaded and compiled in 22 s instead of 31.)
     """
     inline: Literal["always", "never"] = "always" if inlined else "never"
 
