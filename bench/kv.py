@@ -19,7 +19,7 @@ from bench.kv_trace import DEPTH, WIDTH, Arrival, arrivals
 from cache.kv_pool import KVPool
 from workers.answer import Answer
 from workers.engine.sampling import SamplingParams
-from workers.request import Delta, GenerationRequest
+from workers.request import GenerationRequest
 from workers.scheduler import Limits, LiveSequence, Scheduler, Turn
 
 WAYS = MAX_LENGTH, PAGED, OURS, HOSTED = (
@@ -153,7 +153,7 @@ class Request(LiveSequence):
         """Take what the target says next; which nodes were right."""
         path = self.arrival.paths[self.steps]
         self.steps += 1
-        self.extend(Delta("", self.arrival.answer[self.said : self.said + len(path) + 1]))
+        self.extend(self.arrival.answer[self.said : self.said + len(path) + 1])
         return path
 
     @property

@@ -123,7 +123,7 @@ class _Hearing:
         self._completion.take(item)
         if self._first_at is None and (item.text or item.finish_reason):
             self._first_at = now
-        if item.stats is not None:
+        if item.finish_reason:
             assert self._first_at is not None
             tokens, text = len(self._completion.tokens), self._completion.text
             reply = Reply(self._first_at, now, tokens, item.stats.steps, text)

@@ -78,4 +78,5 @@ class Answer:
 
     def _note(self, delta: Delta) -> None:
         self._last_at = self._clock()
-        self.stats = delta.stats or self.stats
+        if delta.finish_reason:
+            self.stats = delta.stats

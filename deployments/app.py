@@ -35,6 +35,7 @@ from deployments.placement import (
     threads_for,
 )
 from deployments.prompt import Prompter
+from deployments.resuming import ResumingVerifier
 from deployments.router import DraftRouterDeployment, router_opener
 from deployments.verifier import VerifierDeployment, open_engine
 from workers.engine.model_store import resolve
@@ -80,7 +81,8 @@ class IngressDeployment:
         router: DeploymentHandle[Any],
     ) -> None:
         self._config = config
-        self._verifier = ServeVerifier(verifier)
+        patience_s = config.limits.restart_patience_s
+        self._verifier = ResumingVerifier(ServeVerifier(verifier), patience_s)
         self._router = ServeRouter(router)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

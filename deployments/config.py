@@ -168,6 +168,13 @@ class LimitsConfig(_Section):
     max_request_tokens: _PositiveInt | None = Field(
         default=None, description="prompt and answer together; unset: the context"
     )
+    restart_patience_s: float = Field(
+        default=120.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="how long answers wait for a verifier that restarts before they end with an "
+        "error; at least what it takes to load the target",
+    )
 
 
 class SpeculationConfig(_Section):

@@ -140,7 +140,7 @@ class Ingress:
     def _finish(self, job: Job, answer: Answer) -> SpeculationStats:
         assert answer.stats is not None, "only complete answers come here"
         self._metrics.paced(job.request.draft, answer.pace)
-        if answer.pace.per_token:
+        if answer.pace.per_token and not answer.stats.resumed:  # a restart says nothing of a draft
             self._report(job, answer.stats, answer.pace.per_token)
         return answer.stats
 

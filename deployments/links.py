@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from router.decision import Outcome, RouteDecision, RouteRequest
 from workers.request import Delta, GenerationRequest
-from workers.verifier import QueueFull
+from workers.verifier import EngineDown, QueueFull
 
 _AWAY = (RayActorError, DeploymentUnavailableError, BackPressureError)
 
@@ -122,6 +122,8 @@ class ServeVerifier:
             response.cancel()  # type: ignore[no-untyped-call]
             raise
         except RayTaskError as error:
+            if isinstance(error.cause, EngineDown):
+                raise VerifierAway(str(error.cause)) from error
             # As it was raised there: Ray's own message is the other side's whole traceback.
             raise error.cause from error
         except BackPressureError as error:

@@ -95,6 +95,7 @@ class VerifierMetrics:
                 "recovered_tokens": "Tokens of the target's own after a wrong guess.",
                 "bonus_tokens": "Tokens of the target's own after a wholly accepted path.",
                 "emitted_tokens": "Tokens delivered: accepted, recovered and bonus ones.",
+                "resumptions": "Times an answer went on after its verifier was lost.",
             }.items()
         }
         self._gauges = {
@@ -124,6 +125,7 @@ class VerifierMetrics:
             "recovered_tokens": stats.recovered,
             "bonus_tokens": stats.bonus,
             "emitted_tokens": stats.emitted,
+            "resumptions": stats.resumed,
         }
         tags = {"draft": stats.draft or PLAIN}
         for name, count in counts.items():

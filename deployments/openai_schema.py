@@ -291,7 +291,7 @@ class Dialect:
     def chunk(self, envelope: Envelope, delta: Delta) -> dict[str, Any]:
         """One chunk per Delta; the last one says why it ended and what speculation did."""
         body = self._chunk(envelope, delta.text, delta.finish_reason)
-        if delta.stats is not None:
+        if delta.finish_reason:
             body["speculation"] = envelope.speculation(delta.stats)
         return body
 

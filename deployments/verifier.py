@@ -131,6 +131,7 @@ class VerifierDeployment:
             QueueFull: too many wait already.
             ValueError: what only the loop can check.
             EngineError: the forward pass that this request was in failed.
+            EngineDown: the engine has ended; Serve replaces the replica.
         """
         here = asyncio.get_running_loop()
         arrived: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
@@ -146,8 +147,9 @@ class VerifierDeployment:
                 if isinstance(delta, BaseException):
                     ended = True
                     raise delta
-                ended = delta.stats is not None
-                self._count(delta)
+                ended = delta.finish_reason is not None
+                if ended:
+                    self._metrics.finished(delta.stats)
                 yield delta
         finally:
             if not ended:
@@ -185,10 +187,6 @@ class VerifierDeployment:
             self._last_step = (gauges.steps, self._clock())
         elif self._clock() - since > STUCK_AFTER_S:
             raise RuntimeError(f"the decode loop made no step for {STUCK_AFTER_S:.0f} s")
-
-    def _count(self, delta: Delta) -> None:
-        if delta.stats is not None:
-            self._metrics.finished(delta.stats)
 
 
 def open_engine(config: OutriderConfig) -> Engine:

@@ -14,7 +14,9 @@ class Answer:
     """Takes verdicts, gives deltas.
 
     A verdict may reach past the answer's end. What lies behind an end-of-sequence token, a complete
-    stop string or the length cap is dropped, and counted nowhere.
+    stop string or the length cap is dropped, and counted nowhere. An answer that was begun
+    elsewhere is taken up where it was left: of its beginning nothing is given a second time, and
+    what was held back of it is still held back.
     """
 
     def __init__(
@@ -26,6 +28,12 @@ class Answer:
         self._matcher = StopMatcher(request.stop)
         self.finish_reason: FinishReason | None = None
         self.stats = SpeculationStats(draft=request.draft if request.budget else None)
+        if request.beginning:
+            self._append(request.beginning.tokens)
+            assert self.finish_reason is None, "what is over needs nobody to go on"
+            before = request.beginning.stats
+            assert before.emitted == len(request.said)
+            self.stats = replace(before, resumed=before.resumed + 1)
 
     @property
     def room(self) -> int:
@@ -40,8 +48,8 @@ class Answer:
         if self.finish_reason is None and self.room == 0:
             self.finish_reason = "length"
         if self.finish_reason is None:
-            return Delta(text, kept)
-        return Delta(text + self._flush(), kept, self.finish_reason, self.stats)
+            return Delta(text, kept, self.stats)
+        return Delta(text + self._flush(), kept, self.stats, self.finish_reason)
 
     def _append(self, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """Text that can be sent, and the tokens that belong to the answer."""

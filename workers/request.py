@@ -9,41 +9,13 @@ FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """One answer to generate.
-
-    prompt: token ids; max_tokens: most tokens of the answer; stop: strings that end it and are not
-    part of it; draft: the pool member that guesses, None for plain decoding; budget: most nodes
-    per proposal, 0 for plain decoding; adaptive: whether only those are verified that pay.
-    """
-
-    id: str
-    prompt: tuple[int, ...]
-    max_tokens: int
-    sampling: SamplingParams
-    stop: tuple[str, ...] = ()
-    draft: str | None = None
-    budget: int = 0
-    adaptive: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.prompt:
-            raise ValueError("prompt: is empty; give at least one token")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens: {self.max_tokens} is not 1 or more")
-        if self.budget < 0:
-            raise ValueError(f"budget: {self.budget} is not 0 or more")
-        if "" in self.stop:
-            raise ValueError("stop: an empty string would end every answer at once")
-
-
-@dataclass(frozen=True, slots=True)
 class SpeculationStats:
     """What speculation did for one answer. emitted == accepted + recovered + bonus.
 
     steps: target steps that emitted tokens; drafted: nodes verified in them; tested: positions
     where a guess was made and all before it were right; members: accepted tokens by the draft's
-    member that guessed them, where it has several, in the order of their names.
+    member that guessed them, where it has several, in the order of their names; resumed: how often
+    another verifier went on with it.
     """
 
     draft: str | None
@@ -54,6 +26,7 @@ class SpeculationStats:
     recovered: int = 0
     bonus: int = 0
     members: tuple[tuple[str, int], ...] = ()
+    resumed: int = 0
 
     @property
     def emitted(self) -> int:
@@ -71,14 +44,61 @@ class SpeculationStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Beginning:
+    """What there is already of an answer that another verifier began: its tokens, as delivered,
+    and what was counted for them.
+    """
+
+    tokens: tuple[int, ...]
+    stats: SpeculationStats
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One answer to generate.
+
+    prompt: token ids; max_tokens: most tokens of the answer; stop: strings that end it and are not
+    part of it; draft: the pool member that guesses, None for plain decoding; budget: most nodes
+    per proposal, 0 for plain decoding; adaptive: whether only those are verified that pay;
+    beginning: where to go on from. Only what follows it is delivered; text, counts and draws are
+    those of an answer that was never interrupted.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    draft: str | None = None
+    budget: int = 0
+    adaptive: bool = False
+    beginning: Beginning | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ValueError("prompt: is empty; give at least one token")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens: {self.max_tokens} is not 1 or more")
+        if self.budget < 0:
+            raise ValueError(f"budget: {self.budget} is not 0 or more")
+        if "" in self.stop:
+            raise ValueError("stop: an empty string would end every answer at once")
+
+    @property
+    def said(self) -> tuple[int, ...]:
+        """Tokens of the answer that there are already."""
+        return self.beginning.tokens if self.beginning else ()
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """What one target step added to an answer.
+    """What one target step added to an answer, and what is counted for it so far.
 
     text may be empty while a possible stop string or a broken character is held back. The last
-    delta has the finish reason and the statistics.
+    delta has the finish reason.
     """
 
     text: str
     tokens: tuple[int, ...]
+    stats: SpeculationStats
     finish_reason: FinishReason | None = None
-    stats: SpeculationStats | None = None

@@ -52,8 +52,9 @@ class LiveSequence:
         self.request = request
         self.answer = answer
         self.sink = sink
-        self.tokens = list(request.prompt)
+        self.tokens = [*request.prompt, *request.said]
         self.history = TokenHistory(request.prompt)
+        self.history.extend(request.said)
 
     @property
     def draft(self) -> str | None:
@@ -68,9 +69,9 @@ class LiveSequence:
         """Slots for what it knows, a proposal, and up to `ahead` tokens more."""
         return min(len(self.tokens) + self.request.budget + ahead, self.most_slots)
 
-    def extend(self, delta: Delta) -> None:
-        self.tokens.extend(delta.tokens)
-        self.history.extend(delta.tokens)
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.tokens.extend(tokens)
+        self.history.extend(tokens)
 
 
 @dataclass(frozen=True, slots=True)

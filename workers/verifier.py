@@ -47,6 +47,10 @@ class EngineError(RuntimeError):
     """The pass that this request was in failed. The request is over; others may go on."""
 
 
+class EngineDown(EngineError):
+    """The engine ends, or has ended. Another one can go on with what it was saying."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gauges:
     """The verifier at one moment. draft_faults: proposals not had, by draft, since the start."""
@@ -213,7 +217,7 @@ class Verifier:
         if self._on_verdict is not None:
             self._on_verdict(proposal, verdict)
         delta = sequence.answer.add(proposal, verdict)
-        sequence.extend(delta)
+        sequence.extend(delta.tokens)
         path = verdict.path[: len(delta.tokens)]  # an answer may end on the way
         kept = (*own, *(len(own) + node for node in path))
         self._keep(turn, kept)
@@ -299,14 +303,14 @@ class Verifier:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the loop and the target's other ranks; unfinished requests get an EngineError."""
+        """End the loop and the target's other ranks; unfinished requests get an EngineDown."""
         with self._doorbell:
             self._stopping = True
             self._doorbell.notify()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self._refuse_all(EngineError("the verifier was stopped"))
+        self._refuse_all(EngineDown("the verifier was stopped"))
         self._target.close()
 
     def _run(self) -> None:
@@ -315,7 +319,7 @@ class Verifier:
                 busy = self.step()
             except Exception as error:
                 logger.exception("a pass failed")
-                self._fail_pass(EngineError(f"the forward pass failed: {error}"))
+                self._fail_pass(f"the forward pass failed: {error}")
                 continue
             if busy:
                 self._failures = 0
@@ -326,17 +330,18 @@ class Verifier:
         with self._doorbell:
             self._doorbell.wait_for(lambda: self._stopping or self._arrived or self._cancelled)
 
-    def _fail_pass(self, error: EngineError) -> None:
+    def _fail_pass(self, reason: str) -> None:
         """One bad pass ends the requests that were in it, and not the service."""
         self._failures += 1
+        if self._target.sharded:  # out of step, the ranks would mix up the next pass
+            self._refuse_all(EngineDown(reason))
+            return
         for sequence in [*self._scheduler.running.values()]:
-            self._fail(sequence, error)
+            self._fail(sequence, EngineError(reason))
         # It may have ended before a copy that the pool's book takes for made.
         self._target.pool.forget_unheld()
-        if self._target.sharded:  # out of step, the ranks would mix up the next pass
-            self._refuse_all(error)
 
-    def _refuse_all(self, error: EngineError) -> None:
+    def _refuse_all(self, error: EngineDown) -> None:
         """Nobody runs from now on, and nobody is left waiting for it."""
         with self._doorbell:
             self._stopping = True
@@ -354,7 +359,7 @@ class Verifier:
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Queue a request. The loop's thread calls `sink` with its deltas, or with an EngineError.
 
-        Raises QueueFull, ValueError naming the field that cannot be served, or EngineError after
+        Raises QueueFull, ValueError naming the field that cannot be served, or EngineDown after
         `stop`.
         """
         self._check(request)
@@ -363,7 +368,7 @@ class Verifier:
         self._scheduler.check(sequence)
         with self._doorbell:
             if self._stopping:
-                raise EngineError("the verifier was stopped")
+                raise EngineDown("the verifier was stopped")
             if self._line() >= self._limits.max_queued:
                 raise QueueFull(f"{self._limits.max_queued} requests wait already; try again later")
             self._arrived.append(sequence)

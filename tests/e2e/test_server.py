@@ -290,22 +290,32 @@ def test_killing_the_drafts_in_the_middle_of_a_stream_changes_nothing(http: http
     assert complete(http, max_tokens=50, speculation={"draft": "twin"})["speculation"]["tau"] > 1.8
 
 
-def test_a_killed_verifier_ends_its_streams_with_an_error_and_comes_back(
-    http: httpx.Client,
-) -> None:
-    expected = plain(http, max_tokens=30)
-    body = {**ASK, "max_tokens": 400, "stream": True}
-    with http.stream("POST", "/v1/completions", json=body) as response:
-        stream = chunks(response)
-        next(stream)
-        (victim,) = processes("ray::ServeReplica:tiny:Verifier")
-        os.kill(victim, signal.SIGKILL)
-        *_, last = stream
-    assert last["error"]["type"] == "overloaded_error"
-    assert last["error"]["message"].startswith("the verifier is restarting")
-
-    def answered() -> bool:
-        response = http.post("/v1/completions", json={**ASK, "max_tokens": 30})
-        return response.status_code == 200 and text_of(response.json()) == expected
-
-    assert wait_until(answered, 90)
+def test_a_killed_verifier_costs_its_answers_time_and_nothing_else(http: httpx.Client) -> None:
+    """Those it was streaming, those in line, and who comes while it is away."""
+    sampled = {"temperature": 1.0, "top_p": 0.9, "seed": 7, "frequency_penalty": 0.2}
+    asks: list[dict[str, Any]] = [
+        {"speculation": {"draft": draft}, **sampling, "max_tokens": 900 - number}
+        for number, (draft, sampling) in enumerate(
+            (draft, sampling) for draft in ("none", "twin", "self") for sampling in ({}, sampled)
+        )
+    ]
+    alone = [plain(http, **{k: v for k, v in ask.items() if k != "speculation"}) for ask in asks]
+    with ThreadPoolExecutor(len(asks)) as pool:
+        ask, *others = asks
+        answers = [pool.submit(streamed, http, **ask) for ask in others]
+        body = {**ASK, **ask, "stream": True, "stream_options": {"include_usage": True}}
+        with http.stream("POST", "/v1/completions", json=body) as response:
+            stream = chunks(response)
+            text = text_of(next(stream))
+            (victim,) = processes("ray::ServeReplica:tiny:Verifier")
+            os.kill(victim, signal.SIGKILL)
+            late = complete(http, **ask)
+            *pieces, last = stream
+    text += "".join(text_of(piece) for piece in pieces)
+    assert [text, *(answer.result()[0] for answer in answers)] == alone
+    assert text_of(late) == alone[0]
+    assert last["usage"] == late["usage"]
+    assert last["usage"]["completion_tokens"] == 900
+    assert wait_until(
+        lambda: sum(v for key, v in scrape().items() if key.startswith("resumptions_total/")) >= 1
+    )

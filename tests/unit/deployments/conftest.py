@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,8 +64,8 @@ def script(*texts: str, reason: str = "stop", draft: str | None = None) -> list[
         recovered=0,
         bonus=len(texts),
     )
-    deltas = [Delta(text, tuple(map(ord, text))) for text in texts]
-    deltas[-1] = Delta(texts[-1], deltas[-1].tokens, reason, stats)
+    deltas = [Delta(text, tuple(map(ord, text)), stats) for text in texts]
+    deltas[-1] = replace(deltas[-1], finish_reason=reason)
     return deltas
 
 

@@ -1,6 +1,7 @@
 """Where answers end, what of a verdict belongs to them, and what is counted."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from tests.tiny import EOS, tiny_tokenizer
 from workers.answer import Answer
 from workers.engine.sampling import SamplingParams
-from workers.request import Delta, GenerationRequest, SpeculationStats
+from workers.request import Beginning, Delta, GenerationRequest, SpeculationStats
 from workers.speculation.acceptance import Verdict, walk
 from workers.speculation.tree import Proposal, TokenTree
 
@@ -21,9 +22,21 @@ def encode(text: str) -> list[int]:
     return list(TOKENIZER(text, add_special_tokens=False)["input_ids"])
 
 
-def answer(max_tokens: int = 50, stop: Sequence[str] = (), budget: int = 8) -> Answer:
+def answer(
+    max_tokens: int = 50,
+    stop: Sequence[str] = (),
+    budget: int = 8,
+    beginning: Beginning | None = None,
+) -> Answer:
     request = GenerationRequest(
-        "r", (1,), max_tokens, SamplingParams(seed=0), tuple(stop), draft="d", budget=budget
+        "r",
+        (1,),
+        max_tokens,
+        SamplingParams(seed=0),
+        tuple(stop),
+        draft="d",
+        budget=budget,
+        beginning=beginning,
     )
     return Answer(request, TOKENIZER, frozenset({END}))
 
@@ -147,7 +160,6 @@ def test_accepted_tokens_are_credited_to_the_members_that_guessed_them() -> None
     assert one.stats.members == (("suffix", 1), ("table", 2)), "this draft has one member only"
     delta = one.add(proposal, Verdict((0, 2, 3), 9, bonus=True, tested=3))
     assert len(delta.tokens) == 1
-    assert delta.stats is not None
     assert delta.stats.members == (("suffix", 1), ("table", 3))
 
 
@@ -185,7 +197,6 @@ def test_every_cap_is_met_exactly(gamma: int) -> None:
         assert tokens_of(got) == tuple(GREEDY[:cap])
         assert text_of(got) == TOKENIZER.decode(GREEDY[:cap])
         assert got[-1].finish_reason == "length"
-        assert got[-1].stats is not None
         assert got[-1].stats.emitted == cap
 
 
@@ -209,4 +220,21 @@ def test_any_blocks_give_what_plain_decoding_gives_and_the_books_balance(
     assert stats.emitted == stats.accepted + stats.recovered + stats.bonus == len(tokens_of(got))
     assert stats.accepted <= stats.tested <= stats.drafted
     assert stats.steps == len(got)
-    assert [d.stats is not None for d in got] == [d.finish_reason is not None for d in got]
+
+
+@given(TOKENS, st.integers(1, 30), STOPS, st.integers(0, 5), st.integers(0, 6), st.data())
+def test_an_answer_that_changes_hands_is_the_same_and_counts_the_same(
+    tokens: list[int], cap: int, stop: list[str], gamma: int, wrong: int, data: st.DataObject
+) -> None:
+    """Whatever was held back of a stop string or a character when it was left."""
+    steps = blocks(tokens, gamma, wrong)
+    whole = played(answer(cap, stop), steps)
+    left = data.draw(st.integers(0, len(whole) - 1), label="deltas before it changes hands")
+    if left == 0:
+        return
+    beginning = Beginning(tokens_of(whole[:left]), whole[left - 1].stats)
+    rest = played(answer(cap, stop, beginning=beginning), steps[left:])
+    assert [(d.text, d.tokens, d.finish_reason) for d in rest] == [
+        (d.text, d.tokens, d.finish_reason) for d in whole[left:]
+    ]
+    assert rest[-1].stats == replace(whole[-1].stats, resumed=1)

@@ -7,7 +7,7 @@ import pytest
 from tests.table_target import TableTarget, plain_tokens
 from workers.completion import Completion, run_requests
 from workers.engine.sampling import SamplingParams
-from workers.request import Delta, GenerationRequest
+from workers.request import Delta, GenerationRequest, SpeculationStats
 from workers.scheduler import Limits
 from workers.verifier import EngineError, Verifier, build_verifier
 
@@ -71,7 +71,7 @@ def test_a_request_that_cannot_be_served_is_refused() -> None:
 
 def test_an_error_is_raised_not_taken_for_text() -> None:
     completion = Completion(requests(1)[0])
-    completion.take(Delta("a", (1,)))
+    completion.take(Delta("a", (1,), SpeculationStats(None)))
     with pytest.raises(EngineError):
         completion.take(EngineError("broken"))
     assert (completion.text, completion.tokens, completion.finish_reason) == ("a", [1], None)

@@ -11,7 +11,7 @@ from tests.table_target import EOS, Letters
 from workers import scheduler as scheduling
 from workers.answer import Answer
 from workers.engine.sampling import SamplingParams
-from workers.request import Delta, GenerationRequest
+from workers.request import GenerationRequest
 from workers.scheduler import Limits, LiveSequence, Scheduler, Turn
 
 PAGE = 4
@@ -45,7 +45,7 @@ def run(own: Scheduler, turn: Turn, drafted: int, accepted: int) -> None:
     sequence, size = turn.sequence, turn.stop - turn.start
     own._pool.reserve(sequence.number, size + (drafted if turn.decodes else 0))
     if turn.decodes:
-        sequence.extend(Delta("", (sequence.number,) * (accepted + 1)))
+        sequence.extend((sequence.number,) * (accepted + 1))
     kept = sequence.tokens[turn.start : turn.start + size + accepted]
     own._pool.commit(sequence.number, range(len(kept)), kept)
 

@@ -21,10 +21,10 @@ from workers.engine.pack import Pack
 from workers.engine.runner import PassOutput
 from workers.engine.sampling import SamplingParams
 from workers.pass_costs import PassCosts
-from workers.request import Delta, GenerationRequest
+from workers.request import Beginning, Delta, GenerationRequest
 from workers.scheduler import Limits
 from workers.speculation.tree import Proposal, TokenTree
-from workers.verifier import EngineError, QueueFull, Spent, Verifier, build_verifier
+from workers.verifier import EngineDown, EngineError, QueueFull, Spent, Verifier, build_verifier
 
 Mood = str
 MOODS = ("well", "away", "dead", "late", "forgetful", "mad", "miscounting")
@@ -181,7 +181,6 @@ class World:
         assert deltas[-1].finish_reason == ("stop" if stopped else "length")
         assert self.draft.misled == []
         stats = deltas[-1].stats
-        assert stats is not None
         assert stats.emitted == len(expected)
         assert stats.accepted <= stats.tested <= stats.drafted
         assert [d.finish_reason is None for d in deltas[:-1]] == [True] * (len(deltas) - 1)
@@ -269,7 +268,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
             self.world.verifier.step()
         except RuntimeError as error:
             in_the_pass = {sequence.request.id for sequence in running.values()}
-            self.world.verifier._fail_pass(EngineError(f"{error}"))
+            self.world.verifier._fail_pass(f"{error}")
             for name, count in before.items():
                 failed = [isinstance(item, EngineError) for item in self.world.heard[name][count:]]
                 assert failed == ([True] if name in in_the_pass else [])
@@ -413,8 +412,35 @@ def test_after_a_failed_pass_nothing_that_was_kept_is_trusted() -> None:
     world.submit(ask("failing", prompt))
     with pytest.raises(RuntimeError, match="out of memory"):
         world.verifier.step()
-    world.verifier._fail_pass(EngineError("out of memory"))
+    world.verifier._fail_pass("out of memory")
     assert world.target.pool.open(99, prompt) == world.target.pool.recall(99, prompt) == 0
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(seed=0, temperature=0),
+        SamplingParams(seed=3, temperature=0.9),
+        SamplingParams(seed=5, temperature=1.2, repetition_penalty=1.3, frequency_penalty=0.5),
+    ],
+)
+def test_another_verifier_goes_on_wherever_an_answer_was_left(sampling: SamplingParams) -> None:
+    whole = World(Limits())
+    sampling = replace(sampling, logit_bias=((EOS, -100.0),))
+    request = ask("whole", max_tokens=40, sampling=sampling)
+    whole.submit(request)
+    run(whole)
+    whole.check("whole")
+    deltas = [delta for delta in whole.heard["whole"] if isinstance(delta, Delta)]
+    assert len(deltas) > 3
+    for left in range(1, len(deltas)):
+        tokens = tuple(token for delta in deltas[:left] for token in delta.tokens)
+        other = World(Limits(prefill_tokens=7))
+        other.submit(replace(request, beginning=Beginning(tokens, deltas[left - 1].stats)))
+        run(other)
+        other.heard["whole"][:0] = deltas[:left]
+        other.check("whole")
+        assert other.heard["whole"][-1].stats.resumed == 1  # type: ignore[union-attr]
 
 
 def test_the_last_token_needs_no_guess(world: World) -> None:
@@ -691,6 +717,7 @@ def test_a_failed_pass_ends_its_requests_and_the_next_are_served(running: World)
     running.target.failing = RuntimeError("out of memory")
     error = wait_for(running, ask("unlucky"))
     assert isinstance(error, EngineError)
+    assert not isinstance(error, EngineDown), "it would fail the next engine as well"
     assert "out of memory" in str(error)
     assert running.verifier.healthy(), "once may have been the request's fault"
     assert running.target.pool.pages_in_use == 0
@@ -721,9 +748,9 @@ def test_with_several_ranks_one_failure_is_enough(running: World) -> None:
 def test_after_a_failure_of_several_ranks_nothing_runs_on_them(running: World) -> None:
     running.target.sharded = True
     running.target.failing = RuntimeError("a rank is gone")
-    wait_for(running, ask("r"))
+    assert isinstance(wait_for(running, ask("r")), EngineDown), "others can go on with it"
     running.target.failing = None
-    with pytest.raises(EngineError, match="stopped"):
+    with pytest.raises(EngineDown, match="stopped"):
         running.submit(ask("next"))
 
 
@@ -752,7 +779,7 @@ def test_one_in_line_outlives_the_failed_pass_of_another(world: World) -> None:
     world.target.failing = RuntimeError("out of memory")
     with pytest.raises(RuntimeError):
         world.verifier.step()
-    world.verifier._fail_pass(EngineError("out of memory"))
+    world.verifier._fail_pass("out of memory")
     world.target.failing = None
     assert all(isinstance(world.heard[name][-1], EngineError) for name in names[:-1])
     while world.verifier.step():
@@ -788,12 +815,12 @@ def test_stopping_ends_what_is_unfinished_and_takes_nothing_new(world: World) ->
     world.verifier.step()
     world.submit(ask("waiting"))
     world.verifier.stop()
-    assert isinstance(world.heard["running"][-1], EngineError)
-    assert isinstance(world.heard["waiting"][-1], EngineError)
+    assert isinstance(world.heard["running"][-1], EngineDown)
+    assert isinstance(world.heard["waiting"][-1], EngineDown)
     assert world.target.closed
     assert world.target.pool.pages_in_use == 0
     assert not world.verifier.healthy()
-    with pytest.raises(EngineError, match="stopped"):
+    with pytest.raises(EngineDown, match="stopped"):
         world.submit(ask("too late"))
 
 
