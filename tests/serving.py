@@ -11,6 +11,9 @@ from typing import Any
 import httpx
 import uvicorn
 
+RESTART_S = 240
+"""Much longer than a verifier takes to come back, also on a machine that is busy otherwise."""
+
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30) -> bool:
     """Whether it came true in time."""

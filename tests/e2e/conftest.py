@@ -14,7 +14,7 @@ from ray.serve.schema import LoggingConfig
 from deployments.app import build
 from deployments.commands.serve import free_port, set_environment
 from deployments.config import OutriderConfig
-from tests.serving import busy, wait_until
+from tests.serving import RESTART_S, busy, wait_until
 from tests.tiny import make_target
 
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
@@ -59,7 +59,7 @@ def settings(long_folder: Path) -> dict[str, Any]:
             {"name": "inline", "kind": "ngram"},
             {"name": "twin", "kind": "lm", "layers": [0, 1]},
         ],
-        "limits": {"max_running": 8, "max_queued": 8},
+        "limits": {"max_running": 8, "max_queued": 8, "restart_patience_s": RESTART_S},
         "speculation": {"budget": 8, "draft_timeout_ms": 10_000},
     }
 

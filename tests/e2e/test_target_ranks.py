@@ -9,7 +9,7 @@ import httpx
 import pytest
 from ray import serve
 
-from tests.serving import chunks, processes, text_of
+from tests.serving import RESTART_S, chunks, processes, text_of
 
 ASK = {"prompt": "the thing and", "temperature": 0, "max_tokens": 60, "logit_bias": {"0": -100}}
 
@@ -24,18 +24,19 @@ def split(deploy: Callable[..., str], settings: dict[str, Any]) -> Iterator[str]
 
 def ask(url: str, draft: str, **fields: Any) -> str:
     body = {**ASK, **fields, "speculation": {"draft": draft}}
-    response = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=RESTART_S)
     assert response.status_code == 200, response.text
     return text_of(response.json())
 
 
+@pytest.mark.timeout(2 * RESTART_S)
 def test_two_ranks_say_what_one_says_and_restart_as_one(url: str, split: str) -> None:
     alone = ask(url, "none")
     assert ask(split, "none") == alone
     assert ask(split, "self") == alone
 
     body = {**ASK, "max_tokens": 900, "stream": True}
-    with httpx.stream("POST", f"{split}/v1/completions", json=body, timeout=120) as response:
+    with httpx.stream("POST", f"{split}/v1/completions", json=body, timeout=RESTART_S) as response:
         stream = chunks(response)
         text = text_of(next(stream))
         (rank,) = processes("ray::TargetRank")
