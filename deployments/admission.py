@@ -88,6 +88,7 @@ class Admission:
         sampling = sampling_of(body, facts.vocab_size)
         budget = self._budget(body.speculation)
         self._check_draft(body.speculation.draft, facts)
+        check_stop_tokens(body, facts.vocab_size)
         prompt = await self._read(body, facts.vocab_size)
         max_tokens = room_for(body, prompt, facts)
         choice, decision = await self._choose(body.speculation.draft, budget, prompt.route, facts)
@@ -102,6 +103,10 @@ class Admission:
             draft=choice.draft,
             budget=spent,
             adaptive=adaptive,
+            stop_tokens=tuple(body.stop_token_ids or ()),
+            ignore_eos=bool(body.ignore_eos),
+            min_tokens=least_of(body, max_tokens),
+            logprobs=body.likeliest,
         )
         envelope = Envelope(id_, int(time.time()), facts.model, len(prompt.ids), choice)
         return Job(request, envelope, prompt.route, decision)
@@ -187,6 +192,26 @@ def _biases(logit_bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
         if not _TOKEN_ID.fullmatch(key):
             raise ValueError(f"logit_bias: {key[:32]!r} is not a token id")
     return tuple((int(key), value) for key, value in logit_bias.items())
+
+
+def check_stop_tokens(body: Body, vocab_size: int) -> None:
+    """400 for tokens that the target does not have."""
+    for token in body.stop_token_ids or ():
+        if token >= vocab_size:
+            raise bad_request(
+                "stop_token_ids",
+                f"stop_token_ids: {token} is outside the vocabulary of {vocab_size}",
+            )
+
+
+def least_of(body: Body, max_tokens: int) -> int:
+    """Tokens the answer has before it may end."""
+    least = body.min_tokens or 0
+    if least > max_tokens:
+        raise bad_request(
+            "min_tokens", f"min_tokens: {least} is more than the answer may have, {max_tokens}"
+        )
+    return least
 
 
 def room_for(body: Body, prompt: Prompt, facts: TargetFacts) -> int:

@@ -24,6 +24,7 @@ from deployments.config import HttpConfig, OutriderConfig
 from deployments.errors import RETRY_AFTER_S
 from deployments.ingress import Ingress, create_app
 from deployments.links import ServeRouter, ServeVerifier
+from deployments.logprobs import Words
 from deployments.metrics import IngressMetrics
 from deployments.placement import (
     INGRESS_CPUS,
@@ -92,7 +93,8 @@ class IngressDeployment:
         admission = Admission(
             self._verifier, self._router, Prompter(tokenizer), self._config.speculation
         )
-        return create_app(Ingress(self._verifier, self._router, admission, metrics), metrics)
+        ingress = Ingress(self._verifier, self._router, admission, Words(tokenizer), metrics)
+        return create_app(ingress, metrics)
 
 
 def build(args: OutriderConfig) -> Application:

@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -27,6 +27,7 @@ from deployments.admission import Admission, Body, Job, check_model
 from deployments.answer import Answer
 from deployments.errors import ApiError, ErrorType
 from deployments.links import RouterLink, VerifierAway, VerifierLink
+from deployments.logprobs import WordLogprob, Words
 from deployments.metrics import IngressMetrics
 from deployments.openai_schema import (
     CHAT,
@@ -37,7 +38,7 @@ from deployments.openai_schema import (
     model_list,
 )
 from router.decision import Outcome
-from workers.request import SpeculationStats
+from workers.request import SpeculationStats, TokenLogprob
 from workers.verifier import QueueFull
 
 logger = logging.getLogger("outrider.ingress")
@@ -56,11 +57,13 @@ class Ingress:
         verifier: VerifierLink,
         router: RouterLink,
         admission: Admission,
+        words: Words,
         metrics: IngressMetrics,
     ) -> None:
         self._verifier = verifier
         self._router = router
         self._admission = admission
+        self._words = words
         self._metrics = metrics
         self._reports: set[asyncio.Task[None]] = set()
 
@@ -105,11 +108,14 @@ class Ingress:
 
     async def _whole(self, job: Job, dialect: Dialect, answer: Answer) -> dict[str, Any]:
         pieces, reason = [], ""
+        logprobs: list[TokenLogprob] = []
         async with aclosing(answer.deltas()) as deltas:
             async for delta in deltas:
                 pieces.append(delta.text)
+                logprobs += delta.logprobs
                 reason = delta.finish_reason or reason
-        return dialect.whole(job.envelope, "".join(pieces), reason, self._finish(job, answer))
+        stats, words = self._finish(job, answer), self._spelt(job, logprobs, 0)
+        return dialect.whole(job.envelope, "".join(pieces), reason, stats, words)
 
     async def _events(
         self, job: Job, dialect: Dialect, answer: Answer, include_usage: bool
@@ -129,13 +135,22 @@ class Ingress:
     ) -> AsyncGenerator[dict[str, Any], None]:
         if dialect.opens:
             yield dialect.opening(job.envelope)
+        offset = 0
         async with aclosing(answer.deltas()) as deltas:
             async for delta in deltas:
-                if delta.text or delta.finish_reason:
-                    yield dialect.chunk(job.envelope, delta)
+                words = self._spelt(job, delta.logprobs, offset)
+                offset += sum(len(each.word.text) for each in words or ())
+                if delta.text or delta.finish_reason or words:
+                    yield dialect.chunk(job.envelope, delta, words)
         stats = self._finish(job, answer)
         if include_usage:
             yield dialect.usage_chunk(job.envelope, stats)
+
+    def _spelt(
+        self, job: Job, logprobs: Sequence[TokenLogprob], offset: int
+    ) -> tuple[WordLogprob, ...] | None:
+        """Logprobs as words, if the client asked for any."""
+        return None if job.request.logprobs is None else self._words.spell(logprobs, offset)
 
     def _finish(self, job: Job, answer: Answer) -> SpeculationStats:
         assert answer.stats is not None, "only complete answers come here"

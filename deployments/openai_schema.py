@@ -5,7 +5,7 @@ send OpenAI's defaults along (`n: 1`, `logprobs: false`): a field of theirs that
 is accepted with the one value that asks for nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -18,13 +18,17 @@ from pydantic import (
     field_validator,
 )
 
+from deployments.logprobs import WordLogprob, chat_logprobs, completion_logprobs
 from workers.request import Delta, SpeculationStats
 
 MAX_STOPS = 16
+MAX_LOGPROBS = 20
 SEED_LIMIT = 2**64
 
 _Count = Annotated[int, Field(ge=1)]
 _One = Annotated[int, Field(ge=1, le=1)]
+_TokenId = Annotated[int, Field(ge=0)]
+_Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 _Item = TypeVar("_Item")
 _List = Annotated[list[_Item], Field(fail_fast=True)]
@@ -124,6 +128,15 @@ class _Generation(_Body):
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[_TokenId], Field(max_length=MAX_STOPS)] | None = Field(
+        default=None, description="tokens that end the answer, as the target's own end does"
+    )
+    min_tokens: int | None = Field(
+        default=None, ge=0, description="before which no token ends the answer; stop strings do"
+    )
+    ignore_eos: bool | None = Field(
+        default=None, description="go on where the target would have ended"
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationOptions = SpeculationOptions()
@@ -160,6 +173,11 @@ class _Generation(_Body):
         """The most tokens the client wants; None: as many as there is room for."""
         return self.max_tokens
 
+    @property
+    def likeliest(self) -> int | None:
+        """How many of the likeliest tokens are told of at each place; None: no logprobs."""
+        raise NotImplementedError
+
 
 class ChatRequest(_Generation):
     """POST /v1/chat/completions."""
@@ -168,9 +186,18 @@ class ChatRequest(_Generation):
     max_completion_tokens: _Count | None = Field(
         default=None, description="OpenAI's new name for max_tokens"
     )
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
+    logprobs: bool | None = None
+    top_logprobs: _Top | None = Field(
+        default=None, description="how many of the likeliest tokens to tell at each place"
+    )
     response_format: TextFormat | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _only_with_logprobs(cls, top: int | None, info: ValidationInfo) -> int | None:
+        if top and not info.data.get("logprobs"):
+            raise ValueError("only allowed together with logprobs: true")
+        return top
 
     @field_validator("max_completion_tokens")
     @classmethod
@@ -184,8 +211,11 @@ class ChatRequest(_Generation):
     def token_limit(self) -> int | None:
         return self.max_tokens or self.max_completion_tokens
 
+    @property
+    def likeliest(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
-_TokenId = Annotated[int, Field(ge=0)]
+
 _Tokens = Annotated[_List[_TokenId], Field(min_length=1)]
 
 
@@ -195,7 +225,10 @@ class CompletionRequest(_Generation):
     prompt: _Text | _Tokens | _List[_Text] | _List[_Tokens]
     best_of: _One | None = None
     echo: Literal[False] | None = None
-    logprobs: Literal[0] | None = None
+    logprobs: _Top | None = Field(
+        default=None,
+        description="tell how likely each token was, and as many of the likeliest at its place",
+    )
     suffix: Literal[""] | None = None
 
     @field_validator("prompt")
@@ -206,6 +239,10 @@ class CompletionRequest(_Generation):
         if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
             raise ValueError(f"{len(prompt)} prompts in one request; send one request for each")
         return prompt
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.logprobs
 
     @property
     def prompt_or_ids(self) -> str | list[int]:
@@ -272,25 +309,33 @@ class Dialect:
     opens: bool
     answer: Callable[[str], dict[str, Any]]
     piece: Callable[[str | None], dict[str, Any]]
+    logprobs: Callable[[Sequence[WordLogprob]], dict[str, Any]]
 
     def whole(
-        self, envelope: Envelope, text: str, reason: str, stats: SpeculationStats
+        self,
+        envelope: Envelope,
+        text: str,
+        reason: str,
+        stats: SpeculationStats,
+        words: Sequence[WordLogprob] | None,
     ) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
+        """The body of an answer that is not streamed. `words`: its logprobs, if it has any."""
         return {
             **_head(envelope, self.object),
-            "choices": [_choice(self.answer(text), reason)],
+            "choices": [self._choice(self.answer(text), reason, words)],
             "usage": envelope.usage(stats),
             "speculation": envelope.speculation(stats),
         }
 
     def opening(self, envelope: Envelope) -> dict[str, Any]:
         """A chat stream's first chunk."""
-        return self._chunk(envelope, None, None)
+        return self._chunk(envelope, None, None, None)
 
-    def chunk(self, envelope: Envelope, delta: Delta) -> dict[str, Any]:
+    def chunk(
+        self, envelope: Envelope, delta: Delta, words: Sequence[WordLogprob] | None
+    ) -> dict[str, Any]:
         """One chunk per Delta; the last one says why it ended and what speculation did."""
-        body = self._chunk(envelope, delta.text, delta.finish_reason)
+        body = self._chunk(envelope, delta.text, delta.finish_reason, words)
         if delta.finish_reason:
             body["speculation"] = envelope.speculation(delta.stats)
         return body
@@ -304,11 +349,23 @@ class Dialect:
             "speculation": envelope.speculation(stats),
         }
 
-    def _chunk(self, envelope: Envelope, text: str | None, reason: str | None) -> dict[str, Any]:
+    def _chunk(
+        self,
+        envelope: Envelope,
+        text: str | None,
+        reason: str | None,
+        words: Sequence[WordLogprob] | None,
+    ) -> dict[str, Any]:
         return {
             **_head(envelope, self.chunk_object),
-            "choices": [_choice(self.piece(text), reason)],
+            "choices": [self._choice(self.piece(text), reason, words)],
         }
+
+    def _choice(
+        self, content: dict[str, Any], reason: str | None, words: Sequence[WordLogprob] | None
+    ) -> dict[str, Any]:
+        logprobs = None if words is None else self.logprobs(words)
+        return {"index": 0, **content, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _head(envelope: Envelope, object_: str) -> dict[str, Any]:
@@ -318,10 +375,6 @@ def _head(envelope: Envelope, object_: str) -> dict[str, Any]:
         "created": envelope.created,
         "model": envelope.model,
     }
-
-
-def _choice(content: dict[str, Any], reason: str | None) -> dict[str, Any]:
-    return {"index": 0, **content, "logprobs": None, "finish_reason": reason}
 
 
 def _spoken(text: str | None) -> dict[str, Any]:
@@ -335,6 +388,7 @@ CHAT = Dialect(
     opens=True,
     answer=lambda text: {"message": {"role": "assistant", "content": text}},
     piece=_spoken,
+    logprobs=chat_logprobs,
 )
 
 COMPLETION = Dialect(
@@ -344,6 +398,7 @@ COMPLETION = Dialect(
     opens=False,
     answer=lambda text: {"text": text},
     piece=lambda text: {"text": text},
+    logprobs=completion_logprobs,
 )
 
 

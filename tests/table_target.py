@@ -35,15 +35,16 @@ def logits_after(context: Sequence[int]) -> list[float]:
 
 
 def plain_tokens(request: GenerationRequest) -> list[int]:
-    """What plain decoding says, to an EOS or the cap, over the whole vocabulary every time."""
+    """What plain decoding says, to its end or the cap, over the whole vocabulary every time."""
     tokens = list(request.prompt)
-    history = TokenHistory(request.prompt)
+    ends = {*request.stop_tokens, *([] if request.ignore_eos else [EOS])}
+    history = TokenHistory(request.prompt, ends, request.min_tokens)
     while len(tokens) < len(request.prompt) + request.max_tokens:
         p = law(torch.tensor(logits_after(tokens)), request.sampling, history).dense(VOCABULARY)
         race = p / noise(request.sampling.seed, len(tokens), VOCABULARY)
         tokens.append(int(race.argmax()))
         history.extend(tokens[-1:])
-        if tokens[-1] == EOS:
+        if tokens[-1] in ends:
             break
     return tokens[len(request.prompt) :]
 

@@ -23,7 +23,8 @@ class Answer:
         self, request: GenerationRequest, tokenizer: Tokenizer, eos: frozenset[int]
     ) -> None:
         self._max_tokens = request.max_tokens
-        self._eos = eos
+        self.ends = frozenset(request.stop_tokens) | (frozenset() if request.ignore_eos else eos)
+        """Tokens that end it."""
         self._detokenizer = Detokenizer(tokenizer)
         self._matcher = StopMatcher(request.stop)
         self.finish_reason: FinishReason | None = None
@@ -55,9 +56,9 @@ class Answer:
         """Text that can be sent, and the tokens that belong to the answer."""
         text = ""
         for count, token in enumerate(tokens[: self.room], start=1):
-            if token not in self._eos:
+            if token not in self.ends:
                 text += self._matcher.push(self._detokenizer.push(token))
-            if token in self._eos or self._matcher.matched:
+            if token in self.ends or self._matcher.matched:
                 self.finish_reason = "stop"
                 return text, tuple(tokens[:count])
         return text, tuple(tokens[: self.room])

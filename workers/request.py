@@ -60,6 +60,9 @@ class GenerationRequest:
     prompt: token ids; max_tokens: most tokens of the answer; stop: strings that end it and are not
     part of it; draft: the pool member that guesses, None for plain decoding; budget: most nodes
     per proposal, 0 for plain decoding; adaptive: whether only those are verified that pay;
+    stop_tokens: ids that end it beside the target's own ends, and are no text of it; ignore_eos:
+    whether the target's own do not end it; min_tokens: how many come before any of these;
+    logprobs: how many of the likeliest tokens are told of each, None for nothing at all;
     beginning: where to go on from. Only what follows it is delivered; text, counts and draws are
     those of an answer that was never interrupted.
     """
@@ -72,6 +75,10 @@ class GenerationRequest:
     draft: str | None = None
     budget: int = 0
     adaptive: bool = False
+    stop_tokens: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
     beginning: Beginning | None = None
 
     def __post_init__(self) -> None:
@@ -81,6 +88,8 @@ class GenerationRequest:
             raise ValueError(f"max_tokens: {self.max_tokens} is not 1 or more")
         if self.budget < 0:
             raise ValueError(f"budget: {self.budget} is not 0 or more")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise ValueError(f"min_tokens: {self.min_tokens} is not from 0 to {self.max_tokens}")
         if "" in self.stop:
             raise ValueError("stop: an empty string would end every answer at once")
 
@@ -91,14 +100,28 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the target held a token to be, and which were the likeliest at its place.
+
+    Natural logarithms of the target's own probabilities: before temperature, penalties, bias and
+    cuts. top: (token, logprob), likeliest first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What one target step added to an answer, and what is counted for it so far.
 
     text may be empty while a possible stop string or a broken character is held back. The last
-    delta has the finish reason.
+    delta has the finish reason. logprobs: one for each token, where they were asked for.
     """
 
     text: str
     tokens: tuple[int, ...]
     stats: SpeculationStats
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()

@@ -53,7 +53,7 @@ class LiveSequence:
         self.answer = answer
         self.sink = sink
         self.tokens = [*request.prompt, *request.said]
-        self.history = TokenHistory(request.prompt)
+        self.history = TokenHistory(request.prompt, answer.ends, request.min_tokens)
         self.history.extend(request.said)
 
     @property

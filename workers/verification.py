@@ -38,8 +38,8 @@ def verify(
     """
     if proposal.q is not None:
         return _verify_ratio(proposal.tree, proposal.q, logits, params, history, position)
-    plain = params.greedy and not params.penalised and not params.logit_bias
-    if plain and not can_draw(logits, params):
+    adjusted = params.penalised or params.logit_bias or history.barred()
+    if params.greedy and not adjusted and not can_draw(logits, params):
         best = greedy_tokens(logits)  # one operation for all rows beats one per visited node
         return walk(proposal.tree, lambda node: _finite(best[node + 1]))
     return walk(

@@ -19,6 +19,7 @@ from workers.draft import DraftClient, DraftSpec, Features, Terms
 from workers.draft_pool import Asking, DraftPool
 from workers.engine.pack import Pack, Segment, chain_parents
 from workers.engine.sampling import BadLogits
+from workers.logprobs import with_logprobs
 from workers.pass_costs import PassCosts, measure_pass_costs, unknown_costs
 from workers.request import GenerationRequest
 from workers.scheduler import Limits, LiveSequence, Scheduler, Sink, Turn
@@ -217,6 +218,8 @@ class Verifier:
         if self._on_verdict is not None:
             self._on_verdict(proposal, verdict)
         delta = sequence.answer.add(proposal, verdict)
+        if sequence.request.logprobs is not None:
+            delta = with_logprobs(delta, verdict, rows, sequence.request.logprobs)
         sequence.extend(delta.tokens)
         path = verdict.path[: len(delta.tokens)]  # an answer may end on the way
         kept = (*own, *(len(own) + node for node in path))
@@ -422,6 +425,8 @@ class Verifier:
 
     def _check(self, request: GenerationRequest) -> None:
         request.sampling.check_vocabulary(self._target.vocab_size)
+        if any(not 0 <= token < self._target.vocab_size for token in request.stop_tokens):
+            raise ValueError(f"stop_token_ids: must be from 0 to {self._target.vocab_size - 1}")
         room = self._target.context_length - len(request.prompt)
         if request.max_tokens > room:
             raise ValueError(

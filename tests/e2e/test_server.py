@@ -130,13 +130,19 @@ def test_chat_with_the_official_client(client: openai.OpenAI) -> None:
         stream_options={"include_usage": True},
         extra_body=ENDLESS,
     )
+    told = client.chat.completions.create(
+        **ask, max_tokens=40, logprobs=True, top_logprobs=2, extra_body=ENDLESS
+    )
+    assert told.choices[0].logprobs is not None
+    assert told.choices[0].logprobs.content is not None
+    assert [len(each.top_logprobs) for each in told.choices[0].logprobs.content] == [2] * 40
     *parts, last = list(stream)
     assert "".join(part.choices[0].delta.content or "" for part in parts) == (
         whole.choices[0].message.content
     )
     assert (last.choices, last.usage) == ([], whole.usage)
-    told: Any = parts[-1].model_extra
-    assert told["speculation"].keys() == {
+    extra: Any = parts[-1].model_extra
+    assert extra["speculation"].keys() == {
         "draft",
         "reason",
         "steps",
@@ -183,6 +189,37 @@ def test_a_draft_changes_the_speed_and_not_the_text(
     assert text_of(said) == plain(http, max_tokens=120, **sampling)
     assert said["usage"]["completion_tokens"] == 120
     assert 0 <= said["speculation"]["accepted"] <= said["speculation"]["drafted"]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.3, "seed": 3}])
+def test_a_draft_does_not_change_what_the_target_thought(
+    http: httpx.Client, sampling: dict[str, Any]
+) -> None:
+    wish = {"max_tokens": 40, "logprobs": 3, **sampling}
+    said, *others = [
+        complete(http, **wish, speculation={"draft": draft}) for draft in ("none", "self", "twin")
+    ]
+    told = said["choices"][0]["logprobs"]
+    assert [other["choices"][0]["logprobs"] for other in others] == [told, told]
+    assert all(other["speculation"]["drafted"] > 0 for other in others)
+    assert len(told["token_logprobs"]) == said["usage"]["completion_tokens"] == 40
+    assert all(logprob < 0 for logprob in told["token_logprobs"])
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])
+def test_a_draft_does_not_change_where_an_answer_ends(
+    http: httpx.Client, sampling: dict[str, Any]
+) -> None:
+    wish: dict[str, Any] = {"max_tokens": 60, "stop_token_ids": [*range(16)], **sampling}
+    for least in (0, 20, 60):
+        said, *others = [
+            complete(http, **wish, min_tokens=least, speculation={"draft": draft})
+            for draft in ("none", "self", "twin")
+        ]
+        assert {text_of(other) for other in others} == {text_of(said)}
+        counts = {answer["usage"]["completion_tokens"] for answer in (said, *others)}
+        assert len(counts) == 1
+        assert counts.pop() >= max(1, least)
 
 
 def test_a_good_draft_saves_steps(http: httpx.Client) -> None:

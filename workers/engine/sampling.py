@@ -1,13 +1,14 @@
 """From one row of logits to p: the target's law for the next token, as the request wants it.
 
-Order: repetition, presence and frequency penalties, logit bias, temperature, top-k, top-p, min-p.
-Each node of a token tree has its own history: the request's tokens and the node's own path.
+Order: repetition, presence and frequency penalties, logit bias, what may not end the answer yet,
+temperature, top-k, top-p, min-p. Each node of a token tree has its own history: the request's
+tokens and the node's own path.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 
 import torch
 from torch import Tensor
@@ -93,15 +94,26 @@ def _check(name: str, value: float, good: bool, wanted: str) -> None:
 class TokenHistory:
     """The tokens a request has seen so far, as penalties count them.
 
-    Presence and frequency count the answer only; repetition counts the prompt as well.
+    Presence and frequency count the answer only; repetition counts the prompt as well. `ends` are
+    the tokens that end the answer, which none of its first `min_tokens` may be.
     """
 
-    def __init__(self, prompt: Iterable[int]) -> None:
+    def __init__(
+        self, prompt: Iterable[int], ends: Iterable[int] = (), min_tokens: int = 0
+    ) -> None:
         self._prompt = frozenset(prompt)
         self._answer: Counter[int] = Counter()
+        self._ends = sorted(ends)
+        self._min_tokens = min_tokens
+        self._size = 0
 
-    def extend(self, tokens: Iterable[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         self._answer.update(tokens)
+        self._size += len(tokens)
+
+    def barred(self, ahead: int = 0) -> Sequence[int]:
+        """The tokens that cannot follow `ahead` more ones, since it is too early for them."""
+        return self._ends if self._size + ahead < self._min_tokens else ()
 
     def with_path(self, path: Iterable[int]) -> tuple[Counter[int], frozenset[int]]:
         """(counts of the answer, all tokens seen) as if `path` had been emitted."""
@@ -126,7 +138,7 @@ class Law:
 
 
 def law(
-    logits: Tensor, params: SamplingParams, history: TokenHistory, path: Iterable[int] = ()
+    logits: Tensor, params: SamplingParams, history: TokenHistory, path: Sequence[int] = ()
 ) -> Law:
     """p after `history` and `path` (the tokens from the last committed one down to this node).
 
@@ -154,9 +166,9 @@ def greedy_tokens(logits: Tensor) -> list[int | None]:
 
 
 def adjusted(
-    scores: Tensor, params: SamplingParams, history: TokenHistory, path: Iterable[int]
+    scores: Tensor, params: SamplingParams, history: TokenHistory, path: Sequence[int]
 ) -> Tensor:
-    """scores [vocabulary] with penalties and bias, a float32 copy where there are any."""
+    """scores [vocabulary] with penalties, bias and bars; a copy where there are any."""
     if params.penalised:
         scores = _penalised(scores.float().clone(), params, *history.with_path(path))
     if params.logit_bias:
@@ -164,6 +176,8 @@ def adjusted(
         ids, values = zip(*params.logit_bias, strict=True)
         bias = torch.tensor(values, dtype=scores.dtype, device=scores.device)
         scores = scores.index_add(0, torch.tensor(ids, device=scores.device), bias)
+    if barred := history.barred(len(path)):
+        scores = scores.index_fill(0, torch.tensor(barred, device=scores.device), -inf)
     return scores
 
 

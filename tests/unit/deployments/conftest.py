@@ -14,6 +14,7 @@ from deployments.admission import Admission
 from deployments.config import SpeculationConfig
 from deployments.ingress import Ingress, create_app
 from deployments.links import TargetFacts, VerifierStatus
+from deployments.logprobs import Words
 from deployments.metrics import IngressMetrics
 from deployments.prompt import Prompter
 from router.decision import Outcome, RouteDecision, RouteRequest
@@ -50,6 +51,9 @@ class CharTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids))
+
+    def convert_ids_to_tokens(self, ids: int) -> str:
+        return chr(ids)
 
 
 def script(*texts: str, reason: str = "stop", draft: str | None = None) -> list[Delta]:
@@ -178,7 +182,7 @@ async def world() -> AsyncIterator[World]:
 
     metrics.ended = ended  # type: ignore[method-assign]
     admission = Admission(verifier, router, Prompter(tokenizer), SpeculationConfig())
-    app = create_app(Ingress(verifier, router, admission, metrics), metrics)
+    app = create_app(Ingress(verifier, router, admission, Words(tokenizer), metrics), metrics)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:

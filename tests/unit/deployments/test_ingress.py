@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from deployments.links import VerifierAway
 from router.decision import RouteRequest
+from workers.request import Delta, TokenLogprob
 from workers.verifier import EngineError, QueueFull
 
 
@@ -138,6 +139,52 @@ async def test_a_delta_without_text_is_not_sent(world: Any, said: Callable[..., 
     world.verifier.script = said("a", "", "b", "")
     chunks = events((await world.complete(stream=True)).text)
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["a", "b", ""]
+
+
+def told(*deltas: Delta) -> list[Delta]:
+    """With the logprobs of their tokens; the likeliest is always an "e"."""
+    return [
+        replace(delta, logprobs=tuple(TokenLogprob(t, -2.0, ((101, -0.1),)) for t in delta.tokens))
+        for delta in deltas
+    ]
+
+
+async def test_logprobs_are_those_of_every_token_streamed_or_not(
+    world: Any, said: Callable[..., Any]
+) -> None:
+    hel, nothing, lo = said("Hel", "?", "lo")
+    world.verifier.script = told(hel, replace(nothing, text=""), lo)  # a "?" is held back
+    wish = {"logprobs": True, "top_logprobs": 1}
+    whole = (await world.chat(**wish)).json()["choices"][0]["logprobs"]["content"]
+    assert [each["token"] for each in whole] == ["H", "e", "l", "?", "l", "o"]
+    assert whole[0] == {
+        "token": "H",
+        "logprob": -2.0,
+        "bytes": [72],
+        "top_logprobs": [{"token": "e", "logprob": -0.1, "bytes": [101]}],
+    }
+    opening, *chunks = events((await world.chat(**wish, stream=True)).text)
+    assert opening["choices"][0]["logprobs"] is None
+    parts = [chunk["choices"][0]["logprobs"]["content"] for chunk in chunks]
+    assert [len(part) for part in parts] == [3, 1, 2]
+    assert sum(parts, []) == whole
+
+
+async def test_a_completions_logprobs_go_on_where_the_last_chunk_ended(
+    world: Any, said: Callable[..., Any]
+) -> None:
+    world.verifier.script = told(*said("Hel", "lo"))
+    whole = (await world.complete(logprobs=1)).json()["choices"][0]["logprobs"]
+    assert whole == {
+        "tokens": ["H", "e", "l", "l", "o"],
+        "token_logprobs": [-2.0] * 5,
+        "top_logprobs": [{"e": -0.1, "H": -2.0}, {"e": -2.0}]
+        + [{"e": -0.1, letter: -2.0} for letter in "llo"],
+        "text_offset": [0, 1, 2, 3, 4],
+    }
+    chunks = events((await world.complete(logprobs=1, stream=True)).text)
+    offsets = [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks]
+    assert offsets == [[0, 1, 2], [3, 4]]
 
 
 async def test_text_that_looks_like_the_protocol_stays_one_event(

@@ -58,6 +58,13 @@ BAD_FIELDS = [
     ({"speculation": {"depth": 3}}, "speculation.depth"),
     ({"speculation": "code"}, "speculation"),
     ({"tools": []}, "tools"),
+    ({"stop_token_ids": [1, -1]}, "stop_token_ids.1"),
+    ({"stop_token_ids": [1000]}, "stop_token_ids"),
+    ({"stop_token_ids": [1] * 17}, "stop_token_ids"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"min_tokens": 100}, "min_tokens"),
+    ({"ignore_eos": 1}, "ignore_eos"),
     ({"temprature": 1}, "temprature"),
 ]
 
@@ -76,7 +83,9 @@ BAD_CHATS = [
     ),
     ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"response_format": {"type": "json_object"}}, "response_format.type"),
 ]
 
@@ -91,6 +100,8 @@ BAD_COMPLETIONS = [
     ({"prompt": [-1]}, "prompt.0"),
     ({"prompt": [1000]}, "prompt"),
     ({"echo": True}, "echo"),
+    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 21}, "logprobs"),
     ({"best_of": 2}, "best_of"),
 ]
 
@@ -219,6 +230,9 @@ async def test_a_value_that_asks_for_nothing_is_accepted(world: Any) -> None:
         "speculation": None,
         "stream_options": None,
         "stream": None,
+        "stop_token_ids": None,
+        "min_tokens": None,
+        "ignore_eos": None,
     }
     assert (await world.chat(**chat, **nothing)).status_code == 200
     assert (await world.complete(**completion, **nothing)).status_code == 200
@@ -269,6 +283,27 @@ async def test_sampling_reaches_the_verifier(world: Any) -> None:
     assert request.sampling.logit_bias == ((5, -100), (7, 3.5))
     assert request.stop == ("a", "b")
     assert request.max_tokens == 9
+
+
+async def test_what_ends_an_answer_reaches_the_verifier(world: Any) -> None:
+    ends = {"stop_token_ids": [3, 5], "min_tokens": 4, "ignore_eos": True}
+    await world.chat(**ends, max_tokens=9)
+    await world.chat()
+    told, untold = world.verifier.requests
+    assert (told.stop_tokens, told.min_tokens, told.ignore_eos) == ((3, 5), 4, True)
+    assert (untold.stop_tokens, untold.min_tokens, untold.ignore_eos) == ((), 0, False)
+
+
+async def test_how_many_logprobs_reaches_the_verifier(world: Any) -> None:
+    for asks in ({}, {"logprobs": False, "top_logprobs": 0}):
+        await world.chat(**asks)
+    await world.complete()
+    for asks in ({"logprobs": True}, {"logprobs": True, "top_logprobs": 20}):
+        await world.chat(**asks)
+    for top in (0, 5):
+        await world.complete(logprobs=top)
+    wanted = [request.logprobs for request in world.verifier.requests]
+    assert wanted == [None, None, None, 0, 20, 0, 5]
 
 
 async def test_without_a_seed_each_request_draws_its_own(world: Any) -> None:

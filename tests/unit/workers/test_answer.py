@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,7 +27,7 @@ def answer(
     max_tokens: int = 50,
     stop: Sequence[str] = (),
     budget: int = 8,
-    beginning: Beginning | None = None,
+    **fields: Any,
 ) -> Answer:
     request = GenerationRequest(
         "r",
@@ -36,7 +37,7 @@ def answer(
         tuple(stop),
         draft="d",
         budget=budget,
-        beginning=beginning,
+        **fields,
     )
     return Answer(request, TOKENIZER, frozenset({END}))
 
@@ -125,6 +126,22 @@ def test_an_eos_as_bonus_or_recovered_token_is_counted_as_such() -> None:
     assert bonus == SpeculationStats("d", 1, drafted=2, tested=2, accepted=2, bonus=1)
     recovered = answer().add(chain(encode("ab")), Verdict((0,), END, bonus=False, tested=2)).stats
     assert recovered == SpeculationStats("d", 1, drafted=2, tested=2, accepted=1, recovered=1)
+
+
+def test_a_stop_token_ends_an_answer_as_an_eos_does() -> None:
+    stop_tokens = tuple(encode("x"))
+    delta = answer(stop_tokens=stop_tokens).add(*whole_block(encode("abxyz")))
+    assert (delta.text, delta.finish_reason) == ("ab", "stop")
+    assert delta.tokens == tuple(encode("abx"))
+    both = answer(stop_tokens=stop_tokens).add(*whole_block([*encode("a"), END, *encode("x")]))
+    assert (both.text, both.finish_reason) == ("a", "stop")
+
+
+def test_an_eos_that_is_ignored_is_no_text_and_no_end() -> None:
+    one = answer(ignore_eos=True)
+    tokens = [*encode("ab"), END, *encode("xyz")]
+    delta = one.add(*whole_block(tokens))
+    assert (delta.text, delta.finish_reason, delta.tokens) == ("abxyz", None, tuple(tokens))
 
 
 def test_an_eos_flushes_what_was_held_back() -> None:

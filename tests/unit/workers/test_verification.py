@@ -1,5 +1,6 @@
 """Verifying trees against logits, with a target that is a table: every context has its logits."""
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -33,20 +34,28 @@ def rows(tokens: Sequence[int], tree: TokenTree) -> Tensor:
     return torch.tensor([logits_after([*tokens, *path]) for path in paths])
 
 
-def plain(params: SamplingParams, size: int) -> list[int]:
-    """Decoding one token at a time, over the whole vocabulary."""
+ENDS = (2, 4)
+
+
+def plain(params: SamplingParams, size: int, min_tokens: int = 0) -> list[int]:
+    """Decoding one token at a time, over the whole vocabulary, but for ends that come too early."""
     tokens = list(PROMPT)
     while len(tokens) < len(PROMPT) + size:
         history = TokenHistory(PROMPT)
         history.extend(tokens[len(PROMPT) :])
-        p = law(torch.tensor(logits_after(tokens)), params, history).dense(VOCABULARY)
+        logits = logits_after(tokens)
+        if len(tokens) < len(PROMPT) + min_tokens:
+            logits = [-math.inf if t in ENDS else score for t, score in enumerate(logits)]
+        p = law(torch.tensor(logits), params, history).dense(VOCABULARY)
         tokens.append(int((p / noise(params.seed, len(tokens), VOCABULARY)).argmax()))
     return tokens
 
 
-def speculated(params: SamplingParams, size: int, trees: random.Random) -> tuple[list[int], int]:
+def speculated(
+    params: SamplingParams, size: int, trees: random.Random, min_tokens: int
+) -> tuple[list[int], int]:
     """The same with a random tree at every step; also how many of its guesses were right."""
-    tokens, history, right = list(PROMPT), TokenHistory(PROMPT), 0
+    tokens, history, right = list(PROMPT), TokenHistory(PROMPT, ENDS, min_tokens), 0
     while len(tokens) < len(PROMPT) + size:
         tree = random_tree(trees)
         proposal = Proposal(tree, (0.5,) * len(tree))
@@ -82,12 +91,16 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@given(seed=st.integers(0, 2**64 - 1))
-@example(seed=0)
-def test_any_trees_give_the_text_of_plain_decoding(settings: dict[str, Any], seed: int) -> None:
+@given(seed=st.integers(0, 2**64 - 1), min_tokens=st.integers(0, 9))
+@example(seed=0, min_tokens=0)
+@example(seed=0, min_tokens=7)
+def test_any_trees_give_the_text_of_plain_decoding(
+    settings: dict[str, Any], seed: int, min_tokens: int
+) -> None:
     params = SamplingParams(seed=seed, **settings)
-    expected = plain(params, 12)
-    got, right = speculated(params, 12, random.Random(seed))
+    expected = plain(params, 12, min_tokens)
+    assert not {*expected[len(PROMPT) : len(PROMPT) + min_tokens]} & {*ENDS}
+    got, right = speculated(params, 12, random.Random(seed), min_tokens)
     assert got == expected
     if seed == 0:
         assert right > 0, "with no guess accepted this would say little"

@@ -443,6 +443,54 @@ def test_another_verifier_goes_on_wherever_an_answer_was_left(sampling: Sampling
         assert other.heard["whole"][-1].stats.resumed == 1  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop_tokens": (2, 5)},
+        {"ignore_eos": True},
+        {"min_tokens": 12},
+        {"min_tokens": 9, "stop_tokens": (1, 2, 3)},
+        {"min_tokens": 40, "ignore_eos": True, "stop_tokens": (4,)},
+    ],
+)
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_what_ends_an_answer_is_the_same_with_guesses(
+    fields: dict[str, Any], temperature: float
+) -> None:
+    for seed in range(8):
+        world = World(Limits())
+        sampling = SamplingParams(seed=seed, temperature=temperature)
+        world.submit(ask("a", prompt=(seed % 7 + 1, 2), max_tokens=40, sampling=sampling, **fields))
+        run(world)
+        (_, expected), said = world.expected["a"], world.tokens("a")
+        assert said == expected
+        assert len(said) >= fields.get("min_tokens", 0)
+        drafted = world.heard["a"][-1].stats.drafted  # type: ignore[union-attr]
+        assert drafted > 0
+
+
+def test_a_stop_token_that_the_target_does_not_have_is_refused(world: World) -> None:
+    with pytest.raises(ValueError, match="^stop_token_ids: "):
+        world.submit(ask("a", stop_tokens=(VOCABULARY,)))
+
+
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_logprobs_are_plain_decodings_for_every_token(temperature: float) -> None:
+    sampling = SamplingParams(seed=4, temperature=temperature)
+    wish = {"max_tokens": 30, "ignore_eos": True, "logprobs": 3}
+    told: list[list[Any]] = []
+    for budget in (0, 6):
+        world = World(Limits())
+        world.submit(ask("a", sampling=sampling, budget=budget, **wish))
+        run(world)
+        deltas = [delta for delta in world.heard["a"] if isinstance(delta, Delta)]
+        assert all(len(delta.logprobs) == len(delta.tokens) for delta in deltas)
+        told.append([each for delta in deltas for each in delta.logprobs])
+    assert told[0] == told[1]
+    assert [each.token for each in told[0]] == world.tokens("a") == world.expected["a"][1]
+    assert temperature or all(each.top[0] == (each.token, each.logprob) for each in told[0])
+
+
 def test_the_last_token_needs_no_guess(world: World) -> None:
     depths: list[int] = []
     propose = world.draft.propose

@@ -101,3 +101,18 @@ def test_what_is_no_number_is_refused(dtype: torch.dtype, bad: float, place: int
     for temperature in (0.0, 1.0):
         with pytest.raises(BadLogits):
             draw(logits, SamplingParams(seed=1, temperature=temperature), HISTORY, (), 0)
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_barred_does_not_come_until_it_may(dtype: torch.dtype, temperature: float) -> None:
+    logits = torch.zeros(64, dtype=dtype)
+    logits[5:9] = 30
+    history = TokenHistory((), ends=(5, 6, 7, 8), min_tokens=3)
+    for place in range(20):
+        params = SamplingParams(seed=place, temperature=temperature)
+        assert draw(logits, params, history, (1, 1), place) not in range(5, 9)
+        assert draw(logits, params, history, (1, 1, 1), place) in range(5, 9)
+    history.extend([1, 1, 1])
+    assert draw(logits, params, history, (), 0) in range(5, 9)
+    assert logits[5] == 30
