@@ -1,6 +1,7 @@
 """Who answers under load: a verifier in this process, or a server over HTTP."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from itertools import count
 from time import perf_counter
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from bench.decode import PLAIN, Arm, Settings, request_of
 from bench.load import Failed, Question, Refused, Reply, Usage
 from cache.kv_pool import KVPool
+from deployments.config import API_KEY_VARIABLE
 from workers.budget import Budget
 from workers.completion import Completion
 from workers.request import Delta, GenerationRequest
@@ -190,12 +192,18 @@ class _Cards(BaseModel):
 def served_model(url: str) -> str:
     """What the server there serves. Raises ValueError where there is none."""
     try:
-        response = httpx.get(f"{url.rstrip('/')}/v1/models", timeout=_PATIENCE)
+        response = httpx.get(f"{url.rstrip('/')}/v1/models", headers=_key(), timeout=_PATIENCE)
         return _Cards.model_validate_json(response.raise_for_status().content).data[0].id
     except (httpx.HTTPError, httpx.InvalidURL, ValidationError, IndexError) as error:
         raise ValueError(
             f"url: no server tells at {url}/v1/models what it serves: {error}"
         ) from error
+
+
+def _key() -> dict[str, str]:
+    """The header that a server with a key asks for."""
+    key = os.environ.get(API_KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 class OverHttp:
@@ -204,7 +212,9 @@ class OverHttp:
     forgets = False
 
     def __init__(self, url: str, budget: Budget, temperature: float) -> None:
-        self._http = httpx.AsyncClient(base_url=url, timeout=_PATIENCE, limits=_AT_ONCE)
+        self._http = httpx.AsyncClient(
+            base_url=url, headers=_key(), timeout=_PATIENCE, limits=_AT_ONCE
+        )
         self._budget = budget
         self._temperature = temperature
 

@@ -94,7 +94,7 @@ class IngressDeployment:
             self._verifier, self._router, Prompter(tokenizer), self._config.speculation
         )
         ingress = Ingress(self._verifier, self._router, admission, Words(tokenizer), metrics)
-        return create_app(ingress, metrics)
+        return create_app(ingress, metrics, self._config.api)
 
 
 def build(args: OutriderConfig) -> Application:

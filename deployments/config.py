@@ -12,13 +12,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from workers.budget import AUTO
 from workers.draft import CHILDREN, DraftKind, DraftSpec
 from workers.engine.model_store import DEFAULT_TARGET, is_default
 
 REDIS_URL_VARIABLE = "OUTRIDER_REDIS_URL"
+API_KEY_VARIABLE = "OUTRIDER_API_KEY"
 
 SHIPPED_DRAFTS = Path(__file__).resolve().parents[1] / "drafts"
 """Where the shipped drafts lie, one folder per domain."""
@@ -205,6 +214,22 @@ class HttpConfig(_Section):
     port: int = Field(default=8000, ge=1, le=65535)
 
 
+class ApiConfig(_Section):
+    """Who may ask, and how much at once."""
+
+    key: Annotated[SecretStr, Field(min_length=1)] | None = Field(
+        default=None,
+        description="to be sent as `Authorization: Bearer KEY`; unset: everybody may ask; "
+        f"{API_KEY_VARIABLE} overrides, and stays out of files",
+    )
+    cors_origins: tuple[str, ...] = Field(
+        default=(), description="origins whose pages may ask from a browser; `*`: all"
+    )
+    max_body_bytes: _PositiveInt = Field(
+        default=8 * 2**20, description="beyond it 413; more than most contexts hold"
+    )
+
+
 def default_pool() -> tuple[DraftConfig, ...]:
     """A hybrid per domain, and the target's own outermost layers as a language model."""
     hybrids = tuple(
@@ -225,6 +250,7 @@ class OutriderConfig(_Section):
     router: RouterConfig = RouterConfig()
     limits: LimitsConfig = LimitsConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    api: ApiConfig = ApiConfig()
     http: HttpConfig = HttpConfig()
 
     @field_validator("drafts")
@@ -251,11 +277,15 @@ class OutriderConfig(_Section):
         return tuple(draft for draft in self.pool if not draft.inline)
 
     def from_environment(self, environment: Mapping[str, str] = os.environ) -> "OutriderConfig":
-        """The same with what the environment overrides: where Redis is differs by host."""
-        url = environment.get(REDIS_URL_VARIABLE)
-        if not url:
-            return self
-        return self.model_copy(update={"router": self.router.model_copy(update={"redis_url": url})})
+        """The same with what the environment overrides: where Redis is differs by host, and a key
+        is nothing for a file.
+        """
+        router, api = self.router, self.api
+        if url := environment.get(REDIS_URL_VARIABLE):
+            router = router.model_copy(update={"redis_url": url})
+        if key := environment.get(API_KEY_VARIABLE):
+            api = api.model_copy(update={"key": SecretStr(key)})
+        return self.model_copy(update={"router": router, "api": api})
 
 
 DEFAULT = OutriderConfig()

@@ -20,12 +20,15 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments import errors, sse
 from deployments.admission import Admission, Body, Job, check_model
 from deployments.answer import Answer
+from deployments.config import ApiConfig
 from deployments.errors import ApiError, ErrorType
+from deployments.gate import REQUEST_ID, AskForKey, LimitBodies, NameRequests
 from deployments.links import RouterLink, VerifierAway, VerifierLink
 from deployments.logprobs import WordLogprob, Words
 from deployments.metrics import IngressMetrics
@@ -42,9 +45,6 @@ from workers.request import SpeculationStats, TokenLogprob
 from workers.verifier import QueueFull
 
 logger = logging.getLogger("outrider.ingress")
-
-MAX_BODY_BYTES = 8 * 2**20
-"""More than any context holds; beyond it 413, before anything is parsed."""
 
 HEALTH_PATIENCE_S = 5.0
 
@@ -242,21 +242,41 @@ class CountRequests:
             self._metrics.ended(getattr(scope.get("route"), "path", "unknown"), end)
 
 
-def create_app(ingress: Ingress, metrics: IngressMetrics) -> FastAPI:
+def create_app(ingress: Ingress, metrics: IngressMetrics, api: ApiConfig) -> FastAPI:
     """The HTTP application around an ingress."""
-    app = FastAPI(title="Outrider", redoc_url=None, max_body_size=MAX_BODY_BYTES)
+    app = FastAPI(title="Outrider", redoc_url=None)
     app.post("/v1/chat/completions", response_model=None)(ingress.chat)
     app.post("/v1/completions", response_model=None)(ingress.completion)
     app.get("/v1/models")(ingress.models)
     app.get("/v1/models/{name:path}")(ingress.model)
     app.get("/health", response_model=None)(ingress.health)
-    app.add_middleware(CountRequests, metrics=metrics)
+    _guard(app, metrics, api)
     for kind in (ApiError, QueueFull, VerifierAway, ValueError, RuntimeError):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(Exception, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     return app
+
+
+def _guard(app: FastAPI, metrics: IngressMetrics, api: ApiConfig) -> None:
+    """What requests pass, innermost first: a page of another origin shall see our errors too, and
+    all that is refused is counted and has a name.
+    """
+    app.add_middleware(LimitBodies, most=api.max_body_bytes, respond=_error_response)
+    if api.key is not None:
+        key = api.key.get_secret_value()
+        app.add_middleware(AskForKey, key=key, respond=_error_response)
+    if api.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=api.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID],
+        )
+    app.add_middleware(CountRequests, metrics=metrics)
+    app.add_middleware(NameRequests)
 
 
 async def _on_error(_request: Request, error: Exception) -> Response:

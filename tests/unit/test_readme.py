@@ -21,7 +21,7 @@ def defaults(model: BaseModel, prefix: str = "") -> dict[str, Any]:
         if isinstance(value, BaseModel):
             found |= defaults(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = value
+            found[prefix + name] = list(value) if isinstance(value, tuple) else value  # as YAML
     return found
 
 

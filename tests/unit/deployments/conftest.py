@@ -11,7 +11,7 @@ import pytest
 from jinja2 import TemplateError
 
 from deployments.admission import Admission
-from deployments.config import SpeculationConfig
+from deployments.config import ApiConfig, SpeculationConfig
 from deployments.ingress import Ingress, create_app
 from deployments.links import TargetFacts, VerifierStatus
 from deployments.logprobs import Words
@@ -170,7 +170,8 @@ def said() -> Callable[..., list[Delta]]:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """Parametrised indirectly, with another ApiConfig."""
     verifier, router, tokenizer = ScriptedVerifier(), ScriptedRouter(), CharTokenizer()
     metrics = IngressMetrics()
     ends: list[tuple[str, str]] = []
@@ -182,7 +183,9 @@ async def world() -> AsyncIterator[World]:
 
     metrics.ended = ended  # type: ignore[method-assign]
     admission = Admission(verifier, router, Prompter(tokenizer), SpeculationConfig())
-    app = create_app(Ingress(verifier, router, admission, Words(tokenizer), metrics), metrics)
+    ingress = Ingress(verifier, router, admission, Words(tokenizer), metrics)
+    api = request.param if hasattr(request, "param") else ApiConfig()
+    app = create_app(ingress, metrics, api)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:

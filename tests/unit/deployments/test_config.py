@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from deployments.config import DEFAULT, DraftConfig, OutriderConfig, explain, load_config
 from workers.draft import DraftSpec
@@ -14,8 +14,9 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
-def no_redis_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTRIDER_REDIS_URL", raising=False)
+    monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -113,6 +114,17 @@ def test_the_environment_says_where_redis_is(
     monkeypatch.setenv("OUTRIDER_REDIS_URL", "redis://environment")
     assert load_config(file).router.redis_url == "redis://environment"
     assert load_config().router.redis_url == "redis://environment"
+
+
+def test_the_environment_has_the_key_and_nothing_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, "api: {key: from the file}")
+    assert load_config(file).api.key == SecretStr("from the file")
+    monkeypatch.setenv("OUTRIDER_API_KEY", "from the environment")
+    for config in (load_config(file), load_config()):
+        assert config.api.key == SecretStr("from the environment")
+        assert "environment" not in f"{config} {config!r}"
 
 
 def test_paths_survive_a_change_of_the_working_directory(

@@ -8,7 +8,6 @@ from openai.types.chat import ChatCompletionMessage as openai_message
 
 from deployments import errors
 from deployments.errors import from_validation
-from deployments.ingress import MAX_BODY_BYTES
 
 BAD_FIELDS = [
     ({"temperature": -1}, "temperature"),
@@ -194,12 +193,6 @@ async def test_a_list_of_faults_is_one_fault(
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(param)
     assert seen[0] < 10
-
-
-async def test_a_body_beyond_all_contexts_is_not_even_read(world: Any) -> None:
-    response = await world.complete(prompt="x" * MAX_BODY_BYTES)
-    assert response.status_code == 413
-    assert (await world.complete()).status_code == 200
 
 
 async def test_json_must_be_called_json(world: Any) -> None:

@@ -15,9 +15,10 @@ from bench import llama_peers
 from deployments.admission import Admission
 from deployments.cli import main
 from deployments.commands import bench_peers
-from deployments.config import DOMAINS, SpeculationConfig
+from deployments.config import DOMAINS, SpeculationConfig, load_config
 from deployments.ingress import Ingress, create_app
 from deployments.links import TargetFacts
+from deployments.logprobs import Words
 from deployments.metrics import IngressMetrics
 from deployments.pool import verifier_over
 from deployments.prompt import Prompter
@@ -413,8 +414,10 @@ def test_bench_load_counts_what_the_target_has_no_room_for(
 
 
 @pytest.fixture
-def server(tiny_folder: Path) -> Iterator[str]:
-    """Our HTTP application over a tiny target and its decode loop, with everything but Ray."""
+def server(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Our HTTP application over a tiny target and its decode loop, with everything but Ray. It asks
+    for a key.
+    """
     drafts = [DraftSpec("ngram", "ngram")]
     spec = TargetSpec(str(tiny_folder), dtype="float32", threads=1)
     target = load_target(spec)
@@ -424,9 +427,12 @@ def server(tiny_folder: Path) -> Iterator[str]:
     facts = TargetFacts("tiny", size, context, context, ("ngram",), created=0)
     link = VerifierDeployment(lambda: Engine(verifier, facts, {}, None))
     metrics, router = IngressMetrics(), LearntNothing()
-    admission = Admission(link, router, Prompter(target.tokenizer), SpeculationConfig())
+    tokenizer: Any = target.tokenizer
+    admission = Admission(link, router, Prompter(tokenizer), SpeculationConfig())
+    ingress = Ingress(link, router, admission, Words(tokenizer), metrics)
+    monkeypatch.setenv("OUTRIDER_API_KEY", "secret")
     try:
-        with listening(create_app(Ingress(link, router, admission, metrics), metrics)) as url:
+        with listening(create_app(ingress, metrics, load_config().api)) as url:
             yield url
     finally:
         verifier.stop()
