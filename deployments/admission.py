@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from deployments.config import RESERVED_NAMES, SpeculationConfig
 from deployments.errors import ApiError, bad_request
@@ -18,9 +19,11 @@ from deployments.openai_schema import (
     ChatRequest,
     Choice,
     CompletionRequest,
+    DetokenizeRequest,
     Dialect,
     Envelope,
     SpeculationOptions,
+    TokenizeRequest,
 )
 from deployments.prompt import Prompt, Prompter
 from router.decision import RouteDecision, RouteRequest
@@ -110,6 +113,31 @@ class Admission:
         )
         envelope = Envelope(id_, int(time.time()), facts.model, len(prompt.ids), choice)
         return Job(request, envelope, prompt.route, decision)
+
+    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+        """The ids of a text or a chat, how many there are, and how many the context holds.
+
+        Raises:
+            ApiError: another model, or a chat that the target's template refuses.
+        """
+        facts = await self._verifier.facts()
+        check_model(body.model, facts)
+        if body.messages is not None:
+            ids = (await self._prompter.chat(body.messages)).ids
+        else:
+            assert body.prompt is not None, "the schema has seen to it"
+            ids = await self._prompter.ids_of(body.prompt)
+        return {"tokens": ids, "count": len(ids), "max_model_len": facts.context_length}
+
+    async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
+        """The text of ids, special tokens by their names.
+
+        Raises:
+            ApiError: another model, or an id outside the vocabulary.
+        """
+        facts = await self._verifier.facts()
+        check_model(body.model, facts)
+        return {"prompt": await self._prompter.text_of(body.tokens, facts.vocab_size)}
 
     async def _read(self, body: Body, vocab_size: int) -> Prompt:
         if isinstance(body, ChatRequest):

@@ -112,7 +112,7 @@ def _has(here: object, part: object) -> bool:
 def _reason(fault: Mapping[str, Any]) -> str:
     if fault["type"] == "extra_forbidden":
         return "unknown field, and no field is ignored here; take it out of the request"
-    if fault["type"] == "missing":
+    if fault["type"] == "missing" and fault["msg"] == "Field required":
         return "this field is required"
     reason = str(fault["msg"]).removeprefix("Value error, ")
     return reason[:1].lower() + reason[1:]

@@ -37,7 +37,9 @@ from deployments.openai_schema import (
     COMPLETION,
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     Dialect,
+    TokenizeRequest,
     model_list,
 )
 from router.decision import Outcome
@@ -74,6 +76,14 @@ class Ingress:
     async def completion(self, body: CompletionRequest) -> Response:
         """Continues a text, whole or as a stream."""
         return await self._respond(body, COMPLETION)
+
+    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+        """The ids that the target would read."""
+        return await self._admission.tokenize(body)
+
+    async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
+        """The text of ids."""
+        return await self._admission.detokenize(body)
 
     async def models(self) -> dict[str, Any]:
         """The one model that is served."""
@@ -247,6 +257,8 @@ def create_app(ingress: Ingress, metrics: IngressMetrics, api: ApiConfig) -> Fas
     app = FastAPI(title="Outrider", redoc_url=None)
     app.post("/v1/chat/completions", response_model=None)(ingress.chat)
     app.post("/v1/completions", response_model=None)(ingress.completion)
+    app.post("/tokenize")(ingress.tokenize)
+    app.post("/detokenize")(ingress.detokenize)
     app.get("/v1/models")(ingress.models)
     app.get("/v1/models/{name:path}")(ingress.model)
     app.get("/health", response_model=None)(ingress.health)

@@ -17,6 +17,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from deployments.logprobs import WordLogprob, chat_logprobs, completion_logprobs
 from workers.request import Delta, SpeculationStats
@@ -29,6 +30,10 @@ _Count = Annotated[int, Field(ge=1)]
 _One = Annotated[int, Field(ge=1, le=1)]
 _TokenId = Annotated[int, Field(ge=0)]
 _Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+_Model = Annotated[
+    str | None,
+    Field(max_length=512, description="as /v1/models says; unset: the one that is served"),
+]
 
 _Item = TypeVar("_Item")
 _List = Annotated[list[_Item], Field(fail_fast=True)]
@@ -110,11 +115,7 @@ class TextFormat(_Body):
 class _Generation(_Body):
     """What both endpoints take. Ranges are OpenAI's where they have the field."""
 
-    model: str | None = Field(
-        default=None,
-        max_length=512,
-        description="as /v1/models says; unset: the one that is served",
-    )
+    model: _Model = None
     max_tokens: _Count | None = Field(
         default=None, description="unset: to the end of the answer or context"
     )
@@ -252,6 +253,35 @@ class CompletionRequest(_Generation):
             prompt = prompt[0]
         assert isinstance(prompt, str | list)
         return prompt
+
+
+class TokenizeRequest(_Body):
+    """POST /tokenize: a text, or a chat as the target reads it."""
+
+    model: _Model = None
+    prompt: _Text | None = None
+    messages: Annotated[_List[Message], Field(min_length=1)] | None = Field(
+        default=None, validate_default=True
+    )
+
+    @field_validator("messages")
+    @classmethod
+    def _one_of_both(
+        cls, messages: list[Message] | None, info: ValidationInfo
+    ) -> list[Message] | None:
+        prompt = info.data.get("prompt", "")  # not there: it is wrong, which is told already
+        if messages is None and prompt is None:
+            raise PydanticCustomError("missing", "send them, or a prompt")
+        if messages is not None and prompt is not None:
+            raise ValueError("not allowed beside a prompt: send one of the two")
+        return messages
+
+
+class DetokenizeRequest(_Body):
+    """POST /detokenize."""
+
+    model: _Model = None
+    tokens: _List[_TokenId]
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,19 @@ class Prompter:
             return await asyncio.to_thread(self._text, prompt)
         return await asyncio.to_thread(self._tokens, prompt, vocab_size)
 
+    async def ids_of(self, text: str) -> tuple[int, ...]:
+        """The ids of a completion's prompt; none of an empty one."""
+        return await asyncio.to_thread(self._ids, text, add_special_tokens=True)
+
+    async def text_of(self, ids: Sequence[int], vocab_size: int) -> str:
+        """The text of ids.
+
+        Raises:
+            ApiError: an id outside the vocabulary.
+        """
+        _check_ids("tokens", ids, vocab_size)
+        return await asyncio.to_thread(self._tokenizer.decode, ids)
+
     def _chat(self, messages: Sequence[Message]) -> Prompt:
         conversation = [
             {"role": _TEMPLATE_ROLES.get(message.role, message.role), "content": message.text}
@@ -93,15 +106,19 @@ class Prompter:
         return Prompt(ids, RouteRequest(query=prompt, context=""))
 
     def _tokens(self, ids: list[int], vocab_size: int) -> Prompt:
-        foreign = max(ids)
-        if foreign >= vocab_size:
-            raise bad_request(
-                "prompt", f"prompt: token {foreign} is outside the vocabulary of {vocab_size}"
-            )
+        _check_ids("prompt", ids, vocab_size)
         return Prompt(tuple(ids), RouteRequest(query=self._tokenizer.decode(ids), context=""))
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+
+def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    foreign = max(ids, default=0)
+    if foreign >= vocab_size:
+        raise bad_request(
+            field, f"{field}: token {foreign} is outside the vocabulary of {vocab_size}"
+        )
 
 
 def _chat_route(messages: Sequence[Message]) -> RouteRequest:

@@ -196,6 +196,44 @@ async def test_text_that_looks_like_the_protocol_stays_one_event(
     assert chunk["choices"][0]["text"] == text
 
 
+async def test_a_text_and_its_ids(world: Any) -> None:
+    post = world.client.post
+    body = (await post("/tokenize", json={"prompt": "Hi"})).json()
+    assert body == {"tokens": [72, 105], "count": 2, "max_model_len": 100}
+    assert (await post("/tokenize", json={"prompt": ""})).json()["count"] == 0
+    assert (await post("/detokenize", json={"tokens": [72, 105]})).json() == {"prompt": "Hi"}
+    assert (await post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+
+
+async def test_a_chat_is_tokenized_as_it_is_read(world: Any) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    ids = (await world.client.post("/tokenize", json={"messages": messages})).json()["tokens"]
+    await world.chat(messages=messages)
+    assert world.verifier.requests[0].prompt == tuple(ids)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "messages"),
+        ("/tokenize", {"prompt": "Hi", "messages": [{"role": "user", "content": ""}]}, "messages"),
+        ("/tokenize", {"prompt": "\ud800"}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "refuse me"}]}, "messages"),
+        ("/tokenize", {"prompt": "Hi", "add": 1}, "add"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [1000]}, "tokens"),
+        ("/detokenize", {"tokens": [1, -1]}, "tokens.1"),
+    ],
+)
+async def test_what_cannot_be_tokenized_is_named(
+    world: Any, path: str, body: dict[str, Any], param: str
+) -> None:
+    content, headers = json.dumps(body), {"Content-Type": "application/json"}
+    response = await world.client.post(path, content=content, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
 async def test_models(world: Any) -> None:
     models = (await world.client.get("/v1/models")).json()
     assert [card["id"] for card in models["data"]] == ["tiny"]
