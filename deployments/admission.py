@@ -8,7 +8,7 @@ import logging
 import re
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.config import RESERVED_NAMES, SpeculationConfig
@@ -55,10 +55,11 @@ _SAMPLING_FIELDS = (
 class Job:
     """A request that has passed every check, and what its answer is wrapped in.
 
-    `route` is the prompt as the router sees it; `decision` the router's, when it was asked.
+    `requests` are its choices, alike but for their names and seeds; `route` is the prompt as the
+    router sees it; `decision` the router's, when it was asked.
     """
 
-    request: GenerationRequest
+    requests: tuple[GenerationRequest, ...]
     envelope: Envelope
     route: RouteRequest
     decision: RouteDecision | None
@@ -112,7 +113,7 @@ class Admission:
             logprobs=body.likeliest,
         )
         envelope = Envelope(id_, int(time.time()), facts.model, len(prompt.ids), choice)
-        return Job(request, envelope, prompt.route, decision)
+        return Job(choices_of(request, body.n or 1), envelope, prompt.route, decision)
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
         """The ids of a text or a chat, how many there are, and how many the context holds.
@@ -185,6 +186,18 @@ class Admission:
             logger.warning("routing failed, decoding plainly: %r", error)
             return Choice(None, "default: the router did not answer"), None
         return Choice(decision.draft, f"{decision.reason}: {decision.detail}"), decision
+
+
+def choices_of(request: GenerationRequest, count: int) -> tuple[GenerationRequest, ...]:
+    """As many answers to the same, the first of them the one there would be without the others."""
+    return tuple(
+        replace(
+            request,
+            id=f"{request.id}-{number}",
+            sampling=replace(request.sampling, seed=(request.sampling.seed + number) % SEED_LIMIT),
+        )
+        for number in range(count)
+    )
 
 
 def check_model(name: str | None, facts: TargetFacts) -> None:

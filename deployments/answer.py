@@ -1,11 +1,13 @@
 """One answer as it arrives from the verifier, and the times at which its parts did."""
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from workers.request import Delta, SpeculationStats
+from deployments.merge import merged
+from workers.request import Delta, SpeculationStats, altogether
 
 Clock = Callable[[], float]
 
@@ -20,6 +22,44 @@ class Pace:
 
     to_first_token: float
     per_token: float | None
+
+
+class Answers:
+    """The choices of one request, as they arrive together.
+
+    `start()` waits until each has begun, so that an error before that can still be an HTTP status.
+    Whatever ends them early, `aclose()` cancels all.
+    """
+
+    def __init__(self, answers: Sequence["Answer"]) -> None:
+        self.answers = tuple(answers)
+
+    async def start(self) -> None:
+        """Waits for the first delta of each, or raises what came instead of one."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for answer in self.answers:
+                    group.create_task(answer.start())
+        except ExceptionGroup as errors:
+            await self.aclose()
+            raise errors.exceptions[0] from None
+        except BaseException:  # the client has left
+            await self.aclose()
+            raise
+
+    def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        """All deltas from the first, each with the number of its choice."""
+        return merged([answer.deltas() for answer in self.answers])
+
+    async def aclose(self) -> None:
+        """Cancels what is still to come."""
+        for answer in self.answers:
+            await answer.aclose()
+
+    @property
+    def stats(self) -> SpeculationStats:
+        """What was counted for all of them; they are complete."""
+        return altogether([answer.stats for answer in self.answers if answer.stats])
 
 
 class Answer:

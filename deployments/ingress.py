@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments import errors, sse
 from deployments.admission import Admission, Body, Job, check_model
-from deployments.answer import Answer
+from deployments.answer import Answer, Answers
 from deployments.config import ApiConfig
 from deployments.errors import ApiError, ErrorType
 from deployments.gate import REQUEST_ID, AskForKey, LimitBodies, NameRequests
@@ -39,11 +39,12 @@ from deployments.openai_schema import (
     CompletionRequest,
     DetokenizeRequest,
     Dialect,
+    Said,
     TokenizeRequest,
     model_list,
 )
 from router.decision import Outcome
-from workers.request import SpeculationStats, TokenLogprob
+from workers.request import Delta, SpeculationStats, TokenLogprob
 from workers.verifier import QueueFull
 
 logger = logging.getLogger("outrider.ingress")
@@ -110,28 +111,33 @@ class Ingress:
     async def _respond(self, body: Body, dialect: Dialect) -> Response:
         arrived = time.perf_counter()
         job = await self._admission.admit(body, dialect)
-        answer = Answer(self._verifier.generate(job.request), arrived)
-        await answer.start()
+        answers = Answers(
+            [Answer(self._verifier.generate(request), arrived) for request in job.requests]
+        )
+        await answers.start()
         if body.stream:
-            return _Stream(answer, self._events(job, dialect, answer, body.include_usage))
-        return JSONResponse(await self._whole(job, dialect, answer))
+            return _Stream(answers, self._events(job, dialect, answers, body.include_usage))
+        return JSONResponse(await self._whole(job, dialect, answers))
 
-    async def _whole(self, job: Job, dialect: Dialect, answer: Answer) -> dict[str, Any]:
-        pieces, reason = [], ""
-        logprobs: list[TokenLogprob] = []
-        async with aclosing(answer.deltas()) as deltas:
-            async for delta in deltas:
-                pieces.append(delta.text)
-                logprobs += delta.logprobs
-                reason = delta.finish_reason or reason
-        stats, words = self._finish(job, answer), self._spelt(job, logprobs, 0)
-        return dialect.whole(job.envelope, "".join(pieces), reason, stats, words)
+    async def _whole(self, job: Job, dialect: Dialect, answers: Answers) -> dict[str, Any]:
+        heard: list[list[Delta]] = [[] for _ in job.requests]
+        async with aclosing(answers.deltas()) as deltas:
+            async for number, delta in deltas:
+                heard[number].append(delta)
+        self._finish(job, answers)
+        choices = [self._said(job, deltas) for deltas in heard]
+        return dialect.whole(job.envelope, choices, answers.stats)
+
+    def _said(self, job: Job, deltas: Sequence[Delta]) -> Said:
+        logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
+        text = "".join(delta.text for delta in deltas)
+        return Said(text, deltas[-1].finish_reason or "", self._spelt(job, logprobs, 0))
 
     async def _events(
-        self, job: Job, dialect: Dialect, answer: Answer, include_usage: bool
+        self, job: Job, dialect: Dialect, answers: Answers, include_usage: bool
     ) -> AsyncGenerator[bytes, None]:
         try:
-            async for chunk in self._chunks(job, dialect, answer, include_usage):
+            async for chunk in self._chunks(job, dialect, answers, include_usage):
                 yield sse.event(chunk)
         except (
             Exception
@@ -141,33 +147,34 @@ class Ingress:
         yield sse.DONE
 
     async def _chunks(
-        self, job: Job, dialect: Dialect, answer: Answer, include_usage: bool
+        self, job: Job, dialect: Dialect, answers: Answers, include_usage: bool
     ) -> AsyncGenerator[dict[str, Any], None]:
-        if dialect.opens:
-            yield dialect.opening(job.envelope)
-        offset = 0
-        async with aclosing(answer.deltas()) as deltas:
-            async for delta in deltas:
-                words = self._spelt(job, delta.logprobs, offset)
-                offset += sum(len(each.word.text) for each in words or ())
+        offsets = [0] * len(job.requests)
+        for number in range(len(offsets)) if dialect.opens else ():
+            yield dialect.opening(job.envelope, number)
+        async with aclosing(answers.deltas()) as deltas:
+            async for number, delta in deltas:
+                words = self._spelt(job, delta.logprobs, offsets[number])
+                offsets[number] += sum(len(each.word.text) for each in words or ())
                 if delta.text or delta.finish_reason or words:
-                    yield dialect.chunk(job.envelope, delta, words)
-        stats = self._finish(job, answer)
+                    yield dialect.chunk(job.envelope, number, delta, words)
+        self._finish(job, answers)
         if include_usage:
-            yield dialect.usage_chunk(job.envelope, stats)
+            yield dialect.usage_chunk(job.envelope, answers.stats)
 
     def _spelt(
         self, job: Job, logprobs: Sequence[TokenLogprob], offset: int
     ) -> tuple[WordLogprob, ...] | None:
         """Logprobs as words, if the client asked for any."""
-        return None if job.request.logprobs is None else self._words.spell(logprobs, offset)
+        return None if job.requests[0].logprobs is None else self._words.spell(logprobs, offset)
 
-    def _finish(self, job: Job, answer: Answer) -> SpeculationStats:
-        assert answer.stats is not None, "only complete answers come here"
-        self._metrics.paced(job.request.draft, answer.pace)
-        if answer.pace.per_token and not answer.stats.resumed:  # a restart says nothing of a draft
-            self._report(job, answer.stats, answer.pace.per_token)
-        return answer.stats
+    def _finish(self, job: Job, answers: Answers) -> None:
+        for answer in answers.answers:
+            assert answer.stats is not None, "only complete answers come here"
+            self._metrics.paced(job.requests[0].draft, answer.pace)
+            # A restart says nothing of a draft.
+            if answer.pace.per_token and not answer.stats.resumed:
+                self._report(job, answer.stats, answer.pace.per_token)
 
     def _report(self, job: Job, stats: SpeculationStats, seconds_per_token: float) -> None:
         """Tells the router, off the critical path, whoever chose the draft."""
@@ -213,15 +220,15 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events. The answer ends when the client leaves, even before the first event."""
+    """Server-sent events. The answers end when the client leaves, even before the first event."""
 
-    def __init__(self, answer: Answer, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, answers: Answers, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(events, headers=sse.HEADERS, media_type="text/event-stream")
-        self._answer = answer
+        self._answers = answers
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._answer), aclosing(self._events):
+        async with aclosing(self._answers), aclosing(self._events):
             await super().__call__(scope, receive, send)
 
 

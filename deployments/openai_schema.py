@@ -23,6 +23,7 @@ from deployments.logprobs import WordLogprob, chat_logprobs, completion_logprobs
 from workers.request import Delta, SpeculationStats
 
 MAX_STOPS = 16
+MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 SEED_LIMIT = 2**64
 
@@ -141,7 +142,9 @@ class _Generation(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationOptions = SpeculationOptions()
-    n: _One | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
+        default=None, description="choices; number k is what seed + k gives"
+    )
 
     @field_validator("speculation", mode="before")
     @classmethod
@@ -326,6 +329,15 @@ class Envelope:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """One choice of an answer that is not streamed. words: its logprobs, if it has any."""
+
+    text: str
+    reason: str
+    words: Sequence[WordLogprob] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Dialect:
     """How one endpoint words its bodies; all else about the two is the same.
 
@@ -342,30 +354,28 @@ class Dialect:
     logprobs: Callable[[Sequence[WordLogprob]], dict[str, Any]]
 
     def whole(
-        self,
-        envelope: Envelope,
-        text: str,
-        reason: str,
-        stats: SpeculationStats,
-        words: Sequence[WordLogprob] | None,
+        self, envelope: Envelope, choices: Sequence[Said], stats: SpeculationStats
     ) -> dict[str, Any]:
-        """The body of an answer that is not streamed. `words`: its logprobs, if it has any."""
+        """The body of an answer that is not streamed."""
         return {
             **_head(envelope, self.object),
-            "choices": [self._choice(self.answer(text), reason, words)],
+            "choices": [
+                self._choice(number, self.answer(said.text), said.reason, said.words)
+                for number, said in enumerate(choices)
+            ],
             "usage": envelope.usage(stats),
             "speculation": envelope.speculation(stats),
         }
 
-    def opening(self, envelope: Envelope) -> dict[str, Any]:
-        """A chat stream's first chunk."""
-        return self._chunk(envelope, None, None, None)
+    def opening(self, envelope: Envelope, number: int) -> dict[str, Any]:
+        """A choice's first chunk in a chat stream."""
+        return self._chunk(envelope, number, None, None, None)
 
     def chunk(
-        self, envelope: Envelope, delta: Delta, words: Sequence[WordLogprob] | None
+        self, envelope: Envelope, number: int, delta: Delta, words: Sequence[WordLogprob] | None
     ) -> dict[str, Any]:
-        """One chunk per Delta; the last one says why it ended and what speculation did."""
-        body = self._chunk(envelope, delta.text, delta.finish_reason, words)
+        """One chunk per Delta; a choice's last one says why it ended and what speculation did."""
+        body = self._chunk(envelope, number, delta.text, delta.finish_reason, words)
         if delta.finish_reason:
             body["speculation"] = envelope.speculation(delta.stats)
         return body
@@ -382,20 +392,25 @@ class Dialect:
     def _chunk(
         self,
         envelope: Envelope,
+        number: int,
         text: str | None,
         reason: str | None,
         words: Sequence[WordLogprob] | None,
     ) -> dict[str, Any]:
         return {
             **_head(envelope, self.chunk_object),
-            "choices": [self._choice(self.piece(text), reason, words)],
+            "choices": [self._choice(number, self.piece(text), reason, words)],
         }
 
     def _choice(
-        self, content: dict[str, Any], reason: str | None, words: Sequence[WordLogprob] | None
+        self,
+        number: int,
+        content: dict[str, Any],
+        reason: str | None,
+        words: Sequence[WordLogprob] | None,
     ) -> dict[str, Any]:
         logprobs = None if words is None else self.logprobs(words)
-        return {"index": 0, **content, "logprobs": logprobs, "finish_reason": reason}
+        return {"index": number, **content, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _head(envelope: Envelope, object_: str) -> dict[str, Any]:

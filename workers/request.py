@@ -1,5 +1,7 @@
 """What the verifier is asked and what it answers, step by step."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,6 +43,16 @@ class SpeculationStats:
     def alpha(self) -> float | None:
         """Share of tested positions where the guess was right; None when nothing was tested."""
         return self.accepted / self.tested if self.tested else None
+
+
+def altogether(several: Sequence[SpeculationStats]) -> SpeculationStats:
+    """The counts of several answers with the same draft, added up."""
+    members: Counter[str] = Counter()
+    for stats in several:
+        members.update(dict(stats.members))
+    counts = ("steps", "drafted", "tested", "accepted", "recovered", "bonus", "resumed")
+    sums = {name: sum(getattr(stats, name) for stats in several) for name in counts}
+    return SpeculationStats(several[0].draft, members=tuple(sorted(members.items())), **sums)
 
 
 @dataclass(frozen=True, slots=True)

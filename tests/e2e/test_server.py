@@ -222,6 +222,22 @@ def test_a_draft_does_not_change_where_an_answer_ends(
         assert counts.pop() >= max(1, least)
 
 
+def test_choices_are_what_their_seeds_give_alone(client: openai.OpenAI) -> None:
+    ask: Any = {"model": "long", "prompt": "the king", "max_tokens": 30, "extra_body": ENDLESS}
+    answer = client.completions.create(**ask, seed=5, n=3)
+    alone = [client.completions.create(**ask, seed=5 + number) for number in range(3)]
+    texts = [one.choices[0].text for one in alone]
+    assert [choice.text for choice in answer.choices] == texts
+    assert len({*texts}) == 3
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 90
+    streamed = ["", "", ""]
+    for chunk in client.completions.create(**ask, seed=5, n=3, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == texts
+
+
 def test_a_good_draft_saves_steps(http: httpx.Client) -> None:
     told = complete(http, max_tokens=120, speculation={"draft": "twin"})["speculation"]
     assert told["tau"] > 1.8

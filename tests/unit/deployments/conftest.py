@@ -74,11 +74,14 @@ def script(*texts: str, reason: str = "stop", draft: str | None = None) -> list[
 
 
 class ScriptedVerifier:
-    """Says what is in `script`: deltas, exceptions to raise, events to wait for."""
+    """Says what is in `script`: deltas, exceptions to raise, events to wait for. Where there are
+    `scripts`, request number k says the k-th of them instead.
+    """
 
     def __init__(self) -> None:
         self.served = FACTS
         self.script: list[Delta | BaseException | asyncio.Event] = [*script("Hel", "lo")]
+        self.scripts: list[list[Delta | BaseException | asyncio.Event]] = []
         self.requests: list[GenerationRequest] = []
         self.cancelled: list[str] = []
         self.asked = asyncio.Event()
@@ -101,11 +104,12 @@ class ScriptedVerifier:
         return self.state
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        script = self.scripts[len(self.requests)] if self.scripts else self.script
         self.requests.append(request)
         self.asked.set()
         complete = False
         try:
-            for item in list(self.script):
+            for item in list(script):
                 if isinstance(item, asyncio.Event):
                     await item.wait()
                 elif isinstance(item, BaseException):

@@ -196,6 +196,65 @@ async def test_text_that_looks_like_the_protocol_stays_one_event(
     assert chunk["choices"][0]["text"] == text
 
 
+async def test_every_choice_is_answered_and_all_are_counted(
+    world: Any, said: Callable[..., Any]
+) -> None:
+    texts = [("Hel", "lo"), ("Bye",), ("a", "b", "c")]
+    world.verifier.scripts = [said(*pieces, draft="lm") for pieces in texts]
+    body = (await world.chat(n=3, speculation={"draft": "lm"})).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert [choice["message"]["content"] for choice in body["choices"]] == ["Hello", "Bye", "abc"]
+    assert body["usage"] == {"prompt_tokens": 8, "completion_tokens": 11, "total_tokens": 19}
+    assert (body["speculation"]["steps"], body["speculation"]["drafted"]) == (6, 12)
+    await asyncio.sleep(0.01)
+    assert len(world.router.outcomes) == 2, "one came all at once, which says nothing of its speed"
+
+
+async def test_choices_are_streamed_side_by_side(world: Any, said: Callable[..., Any]) -> None:
+    first, last = said("slow", "er")
+    slow, fast = asyncio.Event(), said("fa", "st", reason="length")
+
+    world.verifier.scripts = [[first, slow, last], [*fast[:1], fast[1]]] * 2
+    asyncio.get_running_loop().call_later(0.05, slow.set)
+    wish = {"n": 2, "logprobs": 0, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, usage = events((await world.complete(**wish)).text)
+    told = [
+        (choice["index"], choice["text"], choice["finish_reason"])
+        for chunk in chunks
+        for choice in chunk["choices"]
+    ]
+    assert [each for each in told if each[0] == 0] == [(0, "slow", None), (0, "er", "stop")]
+    assert [each for each in told if each[0] == 1] == [(1, "fa", None), (1, "st", "length")]
+    assert told[-1] == (0, "er", "stop"), "the fast one did not wait for it"
+    assert usage["usage"]["completion_tokens"] == 10
+    assert usage["choices"] == []
+    openings = events((await world.chat(n=2, stream=True)).text)[:2]
+    assert [opening["choices"][0]["index"] for opening in openings] == [0, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_choice_that_is_refused_ends_the_others(
+    world: Any, said: Callable[..., Any], stream: bool
+) -> None:
+    begun = [said("a", "b")[0], asyncio.Event()]
+    world.verifier.scripts = [begun, begun, [QueueFull("64 requests wait already")]]
+    response = await world.chat(n=3, stream=stream)
+    assert response.status_code == 503
+    assert world.verifier.cancelled == [request.id for request in world.verifier.requests[:2]]
+
+
+async def test_a_choice_that_fails_in_the_middle_ends_the_others(
+    world: Any, said: Callable[..., Any]
+) -> None:
+    first = said("a", "b")[0]
+    broken = [first, EngineError("the forward pass failed")]
+    world.verifier.scripts = [[first, asyncio.Event()], broken] * 2
+    assert (await world.complete(n=2)).status_code == 500
+    *_, error = events((await world.complete(n=2, stream=True)).text)
+    assert error["error"]["type"] == "server_error"
+    assert world.verifier.cancelled == [world.verifier.requests[at].id for at in (0, 2)]
+
+
 async def test_a_text_and_its_ids(world: Any) -> None:
     post = world.client.post
     body = (await post("/tokenize", json={"prompt": "Hi"})).json()
@@ -479,6 +538,22 @@ async def test_leaving_a_stream_cancels_the_request(
     assert len(seen) >= chunks
     assert world.verifier.cancelled == [request.id for request in world.verifier.requests]
     assert world.ends == [("/v1/chat/completions", "cancelled")]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_leaving_cancels_every_choice(
+    world: Any, said: Callable[..., Any], begun: bool
+) -> None:
+    forever, first = asyncio.Event(), said("a", "b")[0]
+    world.verifier.scripts = [[first, forever], [first, forever] if begun else [forever]]
+    call = asyncio.create_task(world.complete(n=2))
+    await asyncio.sleep(0.05)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    asked = {request.id for request in world.verifier.requests}
+    assert len(asked) == 2
+    assert set(world.verifier.cancelled) == asked
 
 
 @pytest.mark.parametrize("stream", [False, True])

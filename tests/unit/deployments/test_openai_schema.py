@@ -1,6 +1,7 @@
 """Every way of asking wrongly is a 400 that names the field, and the next request works."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ BAD_FIELDS = [
     ({"stop": ["a", ""]}, "stop.1"),
     ({"stop": 3}, "stop"),
     ({"stop": ["x"] * 17}, "stop"),
-    ({"n": 2}, "n"),
+    ({"n": 17}, "n"),
     ({"n": 0}, "n"),
     ({"n": True}, "n"),
     ({"stream": "yes"}, "stream"),
@@ -297,6 +298,16 @@ async def test_how_many_logprobs_reaches_the_verifier(world: Any) -> None:
         await world.complete(logprobs=top)
     wanted = [request.logprobs for request in world.verifier.requests]
     assert wanted == [None, None, None, 0, 20, 0, 5]
+
+
+async def test_choices_differ_by_their_seeds_and_names_alone(world: Any) -> None:
+    await world.complete(seed=2**64 - 2, stop="x", max_tokens=9)
+    await world.complete(seed=2**64 - 2, stop="x", max_tokens=9, n=3)
+    alone, *choices = world.verifier.requests
+    assert [choice.sampling.seed for choice in choices] == [2**64 - 2, 2**64 - 1, 0]
+    assert len({request.id for request in (alone, *choices)}) == 4
+    for choice in choices:
+        assert replace(choice, id=alone.id, sampling=alone.sampling) == alone
 
 
 async def test_without_a_seed_each_request_draws_its_own(world: Any) -> None:
