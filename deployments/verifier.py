@@ -43,6 +43,10 @@ STUCK_AFTER_S = 300.0
 prompt chunk takes tens of seconds on a few cores."""
 
 
+GOODBYE_S = 5.0
+"""How long the decode loop may take to end its last pass, and the ranks with it."""
+
+
 class DecodeLoop(Protocol):
     """The part of `workers.verifier.Verifier` that is used here."""
 
@@ -172,14 +176,18 @@ class VerifierDeployment:
             raise RuntimeError("the decode loop is dead, or its last pass failed")
 
     async def close(self) -> None:
-        """Ends what was started; nothing was when the constructor failed."""
+        """Ends what was started; nothing was when the constructor failed.
+
+        The ranks are told that it is over, and ended if that takes long: a pass that waits for one
+        that hangs fails then.
+        """
         if not hasattr(self, "_engine"):
             return
-        try:
-            await asyncio.to_thread(self._engine.loop.stop)
-        finally:
-            if self._engine.ranks is not None:
-                self._engine.ranks.stop()
+        stopping = asyncio.ensure_future(asyncio.to_thread(self._engine.loop.stop))
+        await asyncio.wait([stopping], timeout=GOODBYE_S)
+        if self._engine.ranks is not None:
+            self._engine.ranks.stop()
+        await stopping
 
     def _check_progress(self, gauges: Gauges) -> None:
         steps, since = self._last_step

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from deployments import verifier as verifier_module
 from deployments.config import OutriderConfig
 from deployments.links import TargetFacts
 from deployments.verifier import (
@@ -237,6 +238,17 @@ async def test_ranks_end_also_when_the_loop_cannot_say_goodbye(
     with pytest.raises(ConnectionError):
         await verifier.close()
     assert ranks.stopped
+
+
+async def test_a_pass_that_waits_for_a_rank_that_hangs_ends_with_the_rank(
+    verifier: VerifierDeployment, loop: Loop, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier_module, "GOODBYE_S", 0.01)
+    killed = threading.Event()
+    monkeypatch.setattr(loop, "stop", killed.wait)
+    monkeypatch.setattr(ranks, "stop", killed.set)
+    await verifier.close()
+    assert killed.is_set()
 
 
 async def test_a_replica_that_could_not_start_can_stop() -> None:
