@@ -48,7 +48,8 @@ lock:  ## Resolve pyproject.toml anew and write requirements.lock
 	.venv-lock/bin/pip install '.[dev]'
 	{ head -n 2 requirements.lock; \
 	  .venv-lock/bin/pip freeze --all --exclude outrider --exclude pip | \
-	  sed 's/+[a-z0-9.]*$$//' | grep -v -e '^nvidia-' -e '^cuda-' -e '^triton='; } > .venv-lock/lock
+	  sed 's/+[a-z0-9.]*$$//' | grep -v -e '^nvidia-' -e '^cuda-' -e '^triton=' \
+	    -e '^xgrammar=' -e '^apache-tvm-ffi='; } > .venv-lock/lock
 	mv .venv-lock/lock requirements.lock
 	rm -rf .venv-lock build
 

@@ -111,6 +111,7 @@ class Admission:
             ignore_eos=bool(body.ignore_eos),
             min_tokens=least_of(body, max_tokens),
             logprobs=body.likeliest,
+            grammar=body.grammar,
         )
         envelope = Envelope(id_, int(time.time()), facts.model, len(prompt.ids), choice)
         return Job(choices_of(request, body.n or 1), envelope, prompt.route, decision)

@@ -94,11 +94,12 @@ def field_path(fault: Mapping[str, Any], body: object) -> tuple[str, ...]:
     """
     path: list[str] = []
     here: Any = body
-    for part in fault["loc"][1:]:
+    parts = fault["loc"][1:]
+    for number, part in enumerate(parts, start=1):
         if _has(here, part):
             path.append(str(part))
             here = here[part]
-        elif fault["type"] == "missing" and part == fault["loc"][-1]:
+        elif fault["type"] == "missing" and number == len(parts):
             path.append(str(part))
     return tuple(path)
 

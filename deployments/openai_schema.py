@@ -5,6 +5,7 @@ send OpenAI's defaults along (`n: 1`, `logprobs: false`): a field of theirs that
 is accepted with the one value that asks for nothing.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -20,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from deployments.logprobs import WordLogprob, chat_logprobs, completion_logprobs
+from workers.grammar import GrammarSpec
 from workers.request import Delta, SpeculationStats
 
 MAX_STOPS = 16
@@ -108,9 +110,75 @@ class Message(_Body):
 
 
 class TextFormat(_Body):
-    """The only response format there is so far."""
+    """Any text at all."""
 
     type: Literal["text"]
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """What the answer keeps to."""
+        return None
+
+
+class JsonObject(_Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """What the answer keeps to."""
+        return GrammarSpec("json_schema", '{"type": "object"}')
+
+
+class NamedSchema(_Body):
+    """OpenAI's wrapping of a JSON schema. It is always kept to, whatever `strict` says."""
+
+    name: _Text = Field(max_length=64)
+    description: _Text | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchema(_Body):
+    """JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """What the answer keeps to."""
+        return GrammarSpec("json_schema", json.dumps(self.json_schema.schema_))
+
+
+class Regex(_Body):
+    """A text that a regular expression matches as a whole."""
+
+    type: Literal["regex"]
+    regex: _Text = Field(min_length=1)
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """What the answer keeps to."""
+        return GrammarSpec("regex", self.regex)
+
+
+class Ebnf(_Body):
+    """A text of a context-free grammar, in the form of GGML's GBNF; its first rule is `root`."""
+
+    type: Literal["grammar"]
+    grammar_: _Text = Field(alias="grammar", min_length=1)
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """What the answer keeps to."""
+        return GrammarSpec("ebnf", self.grammar_)
+
+
+_Format = Annotated[
+    TextFormat | JsonObject | JsonSchema | Regex | Ebnf, Field(discriminator="type")
+]
 
 
 class _Generation(_Body):
@@ -139,6 +207,7 @@ class _Generation(_Body):
     ignore_eos: bool | None = Field(
         default=None, description="go on where the target would have ended"
     )
+    response_format: _Format | None = Field(default=None, description="what the answer keeps to")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationOptions = SpeculationOptions()
@@ -150,6 +219,15 @@ class _Generation(_Body):
     @classmethod
     def _null_is_the_default(cls, speculation: Any) -> Any:
         return {} if speculation is None else speculation
+
+    @field_validator("response_format")
+    @classmethod
+    def _a_format_says_where_it_ends(cls, response_format: Any, info: ValidationInfo) -> Any:
+        if response_format is not None and response_format.grammar is not None:
+            for field in ("min_tokens", "ignore_eos"):
+                if info.data.get(field):
+                    raise ValueError(f"says itself where the answer ends: leave {field} out")
+        return response_format
 
     @field_validator("stream_options")
     @classmethod
@@ -166,6 +244,11 @@ class _Generation(_Body):
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """What the answer keeps to; None: any text."""
+        return self.response_format.grammar if self.response_format else None
 
     @property
     def include_usage(self) -> bool:
@@ -194,7 +277,6 @@ class ChatRequest(_Generation):
     top_logprobs: _Top | None = Field(
         default=None, description="how many of the likeliest tokens to tell at each place"
     )
-    response_format: TextFormat | None = None
 
     @field_validator("top_logprobs")
     @classmethod

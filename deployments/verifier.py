@@ -143,7 +143,10 @@ class VerifierDeployment:
         def sink(item: Delta | BaseException) -> None:
             here.call_soon_threadsafe(arrived.put_nowait, item)
 
-        self._engine.loop.submit(request, sink)
+        if request.grammar is None:
+            self._engine.loop.submit(request, sink)
+        else:  # it may take a while to compile
+            await asyncio.to_thread(self._engine.loop.submit, request, sink)
         ended = False
         try:
             while not ended:

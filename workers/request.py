@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workers.engine.sampling import SamplingParams
+from workers.grammar import GrammarSpec
 
 FinishReason = Literal["stop", "length"]
 
@@ -75,6 +76,7 @@ class GenerationRequest:
     stop_tokens: ids that end it beside the target's own ends, and are no text of it; ignore_eos:
     whether the target's own do not end it; min_tokens: how many come before any of these;
     logprobs: how many of the likeliest tokens are told of each, None for nothing at all;
+    grammar: what it keeps to, None for nothing;
     beginning: where to go on from. Only what follows it is delivered; text, counts and draws are
     those of an answer that was never interrupted.
     """
@@ -91,6 +93,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
+    grammar: GrammarSpec | None = None
     beginning: Beginning | None = None
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workers.answer import Answer
-from workers.engine.sampling import TokenHistory
+from workers.engine.sampling import Grammar, TokenHistory
 from workers.request import Delta, GenerationRequest
 
 Sink = Callable[[Delta | BaseException], None]
@@ -47,13 +47,20 @@ class LiveSequence:
     is still to be prefilled.
     """
 
-    def __init__(self, number: int, request: GenerationRequest, answer: Answer, sink: Sink) -> None:
+    def __init__(
+        self,
+        number: int,
+        request: GenerationRequest,
+        answer: Answer,
+        sink: Sink,
+        grammar: Grammar | None = None,
+    ) -> None:
         self.number = number
         self.request = request
         self.answer = answer
         self.sink = sink
         self.tokens = [*request.prompt, *request.said]
-        self.history = TokenHistory(request.prompt, answer.ends, request.min_tokens)
+        self.history = TokenHistory(request.prompt, answer.ends, request.min_tokens, grammar)
         self.history.extend(request.said)
 
     @property

@@ -38,7 +38,7 @@ def verify(
     """
     if proposal.q is not None:
         return _verify_ratio(proposal.tree, proposal.q, logits, params, history, position)
-    adjusted = params.penalised or params.logit_bias or history.barred()
+    adjusted = params.penalised or params.logit_bias or not history.free
     if params.greedy and not adjusted and not can_draw(logits, params):
         best = greedy_tokens(logits)  # one operation for all rows beats one per visited node
         return walk(proposal.tree, lambda node: _finite(best[node + 1]))

@@ -19,6 +19,7 @@ from workers.draft import DraftClient, DraftSpec, Features, Terms
 from workers.draft_pool import Asking, DraftPool
 from workers.engine.pack import Pack, Segment, chain_parents
 from workers.engine.sampling import BadLogits
+from workers.grammar import Grammars
 from workers.logprobs import with_logprobs
 from workers.pass_costs import PassCosts, measure_pass_costs, unknown_costs
 from workers.request import GenerationRequest
@@ -96,6 +97,7 @@ class Verifier:
         self._limits = limits
         self._on_verdict = on_verdict
         self._scheduler = Scheduler(target.pool, limits)
+        self._grammars = Grammars(target.tokenizer, target.vocab_size, target.eos_token_ids)
         self._numbers = count()
         self._controller: Controller | None = None  # from the first request that wants one on
         self._steps = 0
@@ -367,7 +369,8 @@ class Verifier:
         """
         self._check(request)
         answer = Answer(request, self._target.tokenizer, self._target.eos_token_ids)
-        sequence = LiveSequence(next(self._numbers), request, answer, sink)
+        grammar = self._grammars.start(request.grammar) if request.grammar else None
+        sequence = LiveSequence(next(self._numbers), request, answer, sink, grammar)
         self._scheduler.check(sequence)
         with self._doorbell:
             if self._stopping:

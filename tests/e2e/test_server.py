@@ -1,5 +1,6 @@
 """The whole line over HTTP: real actors, a real router, the official client, a tiny target."""
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 import ray
@@ -220,6 +222,52 @@ def test_a_draft_does_not_change_where_an_answer_ends(
         counts = {answer["usage"]["completion_tokens"] for answer in (said, *others)}
         assert len(counts) == 1
         assert counts.pop() >= max(1, least)
+
+
+SONG = {
+    "type": "object",
+    "properties": {
+        "who": {"enum": ["the king", "你好"]},
+        "sings": {"type": "boolean"},
+        "times": {"type": "array", "items": {"type": "integer", "maximum": 9}, "maxItems": 3},
+    },
+    "required": ["who", "sings", "times"],
+    "additionalProperties": False,
+}
+
+
+def test_drafts_that_break_a_schema_change_nothing(http: httpx.Client) -> None:
+    """These know nothing of schemas: most of what they guess is none of it."""
+    wish = {"type": "json_schema", "json_schema": {"name": "song", "schema": SONG}}
+    asks = [
+        {
+            "prompt": prompt,
+            "temperature": temperature,
+            "seed": 3,
+            "max_tokens": 200,
+            "logit_bias": {},
+            "response_format": wish,
+        }
+        for prompt, temperature in product(("the king", "sing", "你好"), (0, 1.5))
+    ]
+    alone = [plain(http, **ask) for ask in asks]
+    for text in alone:
+        jsonschema.validate(json.loads(text), SONG)
+    for draft in ("self", "inline", "twin"):
+        guessed = [{**ask, "speculation": {"draft": draft}} for ask in asks]
+        with ThreadPoolExecutor(len(asks)) as pool:
+            told = list(pool.map(lambda ask: complete(http, **ask), guessed))
+        assert [text_of(each) for each in told] == alone
+        assert sum(each["speculation"]["drafted"] for each in told) > 0
+        assert {each["choices"][0]["finish_reason"] for each in told} == {"stop"}
+
+
+def test_a_grammar_that_is_none_is_told_before_anything_is_said(http: httpx.Client) -> None:
+    wish = {"type": "regex", "regex": "(unclosed"}
+    body = {**ASK, "response_format": wish, "stream": True}
+    response = http.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("response_format: this regex is none")
 
 
 def test_choices_are_what_their_seeds_give_alone(client: openai.OpenAI) -> None:

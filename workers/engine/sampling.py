@@ -1,14 +1,15 @@
 """From one row of logits to p: the target's law for the next token, as the request wants it.
 
-Order: repetition, presence and frequency penalties, logit bias, what may not end the answer yet,
-temperature, top-k, top-p, min-p. Each node of a token tree has its own history: the request's
-tokens and the node's own path.
+Order: repetition, presence and frequency penalties, logit bias, what must not come here (an end
+that is too early, what the answer's grammar forbids), temperature, top-k, top-p, min-p. Each node
+of a token tree has its own history: the request's tokens and the node's own path.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -91,29 +92,55 @@ def _check(name: str, value: float, good: bool, wanted: str) -> None:
         raise ValueError(f"{name}: {value} is not {wanted}")
 
 
+class Grammar(Protocol):
+    """Which tokens may come; `workers.grammar` says what each means."""
+
+    def advance(self, tokens: Sequence[int]) -> None: ...
+
+    def allowed(self, path: Sequence[int]) -> Tensor | None: ...
+
+
 class TokenHistory:
     """The tokens a request has seen so far, as penalties count them.
 
     Presence and frequency count the answer only; repetition counts the prompt as well. `ends` are
-    the tokens that end the answer, which none of its first `min_tokens` may be.
+    the tokens that end the answer, which none of its first `min_tokens` may be; `grammar` is what
+    all of it keeps to.
     """
 
     def __init__(
-        self, prompt: Iterable[int], ends: Iterable[int] = (), min_tokens: int = 0
+        self,
+        prompt: Iterable[int],
+        ends: Iterable[int] = (),
+        min_tokens: int = 0,
+        grammar: Grammar | None = None,
     ) -> None:
         self._prompt = frozenset(prompt)
         self._answer: Counter[int] = Counter()
         self._ends = sorted(ends)
         self._min_tokens = min_tokens
+        self._grammar = grammar
         self._size = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._answer.update(tokens)
         self._size += len(tokens)
+        if self._grammar is not None:
+            self._grammar.advance(tokens)
 
-    def barred(self, ahead: int = 0) -> Sequence[int]:
-        """The tokens that cannot follow `ahead` more ones, since it is too early for them."""
-        return self._ends if self._size + ahead < self._min_tokens else ()
+    @property
+    def free(self) -> bool:
+        """Whether every token may come, now and from now on."""
+        return self._size >= self._min_tokens and self._grammar is None
+
+    def cut(self, scores: Tensor, path: Sequence[int]) -> Tensor:
+        """scores [vocabulary] with -inf for all that cannot follow `path`; a copy if any is."""
+        if self._size + len(path) < self._min_tokens and self._ends:
+            scores = scores.index_fill(0, torch.tensor(self._ends, device=scores.device), -inf)
+        allowed = None if self._grammar is None else self._grammar.allowed(path)
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed.to(scores.device), -inf)
+        return scores
 
     def with_path(self, path: Iterable[int]) -> tuple[Counter[int], frozenset[int]]:
         """(counts of the answer, all tokens seen) as if `path` had been emitted."""
@@ -176,9 +203,7 @@ def adjusted(
         ids, values = zip(*params.logit_bias, strict=True)
         bias = torch.tensor(values, dtype=scores.dtype, device=scores.device)
         scores = scores.index_add(0, torch.tensor(ids, device=scores.device), bias)
-    if barred := history.barred(len(path)):
-        scores = scores.index_fill(0, torch.tensor(barred, device=scores.device), -inf)
-    return scores
+    return scores if history.free else history.cut(scores, path)
 
 
 def _penalised(

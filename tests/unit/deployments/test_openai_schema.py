@@ -65,6 +65,16 @@ BAD_FIELDS = [
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
     ({"min_tokens": 100}, "min_tokens"),
     ({"ignore_eos": 1}, "ignore_eos"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        "response_format.json_schema.schema",
+    ),
+    ({"response_format": {"type": "regex", "regex": ""}}, "response_format.regex"),
+    ({"response_format": {"type": "json_object", "x": 1}}, "response_format.x"),
+    ({"response_format": {"type": "json_object"}, "min_tokens": 2}, "response_format"),
+    ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "response_format"),
     ({"temprature": 1}, "temprature"),
 ]
 
@@ -86,7 +96,6 @@ BAD_CHATS = [
     ({"logprobs": 3}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ({"response_format": {"type": "json_object"}}, "response_format.type"),
 ]
 
 BAD_COMPLETIONS = [
@@ -286,6 +295,30 @@ async def test_what_ends_an_answer_reaches_the_verifier(world: Any) -> None:
     told, untold = world.verifier.requests
     assert (told.stop_tokens, told.min_tokens, told.ignore_eos) == ((3, 5), 4, True)
     assert (untold.stop_tokens, untold.min_tokens, untold.ignore_eos) == ((), 0, False)
+
+
+@pytest.mark.parametrize(
+    ("format_", "kind", "text"),
+    [
+        ({"type": "json_object"}, "json_schema", '{"type": "object"}'),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [1]}}},
+            "json_schema",
+            '{"enum": [1]}',
+        ),
+        ({"type": "regex", "regex": "a|b"}, "regex", "a|b"),
+        ({"type": "grammar", "grammar": 'root ::= "x"'}, "ebnf", 'root ::= "x"'),
+    ],
+)
+async def test_what_an_answer_keeps_to_reaches_the_verifier(
+    world: Any, format_: dict[str, Any], kind: str, text: str
+) -> None:
+    for ask in (world.chat, world.complete):
+        assert (await ask(response_format=format_)).status_code == 200
+    for request in world.verifier.requests:
+        assert (request.grammar.kind, request.grammar.text) == (kind, text)
+    await world.chat(response_format={"type": "text"})
+    assert world.verifier.requests[-1].grammar is None
 
 
 async def test_how_many_logprobs_reaches_the_verifier(world: Any) -> None:

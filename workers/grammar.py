@@ -1,0 +1,108 @@
+"""Answers that keep to a grammar: which tokens may follow at each node of a tree.
+
+The target's law is cut down to them before it chooses, so a draft that guesses something else is
+only wrong. The automata are xgrammar's (Dong et al., "XGrammar: flexible and efficient structured
+generation engine for large language models", 2024).
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What an answer keeps to.
+
+    json_schema: text is the schema; regex: text is the expression; ebnf: text is the grammar, whose
+    first rule is called root. All of it is for the whole answer.
+    """
+
+    kind: Literal["json_schema", "regex", "ebnf"]
+    text: str
+
+
+class GrammarState:
+    """How far an answer is in its grammar."""
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._bits = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """The answer has grown by these; what follows its end is nobody's concern."""
+        self._accept(tokens)
+
+    def allowed(self, path: Sequence[int]) -> Tensor | None:
+        """[vocabulary] bool: what may follow the answer and `path`; None when it is over by then.
+
+        `path` is one that the target itself has chosen, as verification asks for no other.
+        """
+        steps = self._accept(path)
+        try:
+            if self._matcher.is_terminated():
+                return None
+            self._matcher.fill_next_token_bitmask(torch.from_numpy(self._bits))
+            bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little")
+            return torch.from_numpy(bits[: self._vocab_size].view(bool))
+        finally:
+            if steps:
+                self._matcher.rollback(steps)
+
+    def _accept(self, tokens: Sequence[int]) -> int:
+        """How many of them there were until it ended."""
+        for step, token in enumerate(tokens):
+            if self._matcher.is_terminated():
+                return step
+            right = self._matcher.accept_token(token)
+            assert right, f"token {token} is none that the grammar allowed"
+        return len(tokens)
+
+
+class Grammars:
+    """Grammars over one target's vocabulary. May be used from any thread.
+
+    ends: the tokens that may end an answer where its grammar lets it.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, ends: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._ends = sorted(ends)
+
+    def start(self, spec: GrammarSpec) -> GrammarState:
+        """At the beginning of an answer. The first time takes a second, and a large schema as well.
+
+        Raises ValueError for a grammar that is none.
+        """
+        from xgrammar import GrammarMatcher
+
+        try:
+            compiled = self._compiled(spec)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise ValueError(f"response_format: this {spec.kind} is none: {reason}") from error
+        return GrammarState(GrammarMatcher(compiled), self._vocab_size)
+
+    def _compiled(self, spec: GrammarSpec) -> Any:
+        if spec.kind == "json_schema":
+            # On one line: a small target may find no end of white space that it is free to choose.
+            return self._compiler.compile_json_schema(spec.text, any_whitespace=False)
+        if spec.kind == "regex":
+            return self._compiler.compile_regex(spec.text)
+        return self._compiler.compile_grammar(spec.text)
+
+    @cached_property
+    def _compiler(self) -> Any:
+        from xgrammar import GrammarCompiler, TokenizerInfo  # slow to import, and rarely asked for
+
+        info = TokenizerInfo.from_huggingface(
+            self._tokenizer, vocab_size=self._vocab_size, stop_token_ids=self._ends
+        )
+        return GrammarCompiler(info, max_threads=1)
