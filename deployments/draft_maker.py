@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -64,6 +64,8 @@ AHEAD = 3
 """Tokens further and further ahead that an eagle draft is trained to guess."""
 
 SCORED_AHEAD = 6
+SAME = 16
+"""Two answers that begin with as many equal tokens are to the same prompt."""
 MEASURED_TOKENS, MEASURED_BUDGET = 128, 32
 _OPTIONS = "options.json"
 # Shares of --minutes: what is left after answers, teaching and measuring goes to training.
@@ -228,14 +230,6 @@ class DraftMaker:
         self._vocabulary.check_same(table.vocabulary, "--table-from")
         return table
 
-    def _others_texts(self, own: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """What other drafts' tables hold beside what is there already."""
-        known = set(map(tuple, own))
-        for table in self._tables.values():
-            texts = [text for text in table.sequences() if tuple(text) not in known]
-            known |= set(map(tuple, texts))
-            yield from texts
-
     # -- answers -------------------------------------------------------------------------------
 
     def _answer(self, target: Target, prompts: SplitPrompts, corpus: Corpus) -> None:
@@ -293,7 +287,8 @@ class DraftMaker:
         options = self._options
         # The end of the prompt is context for the first tokens of the answer.
         texts = [[*answer.prompt[-ORDER:], *answer.tokens] for answer in corpus.training]
-        texts += self._others_texts(texts)
+        held_out = [answer.tokens for answer in corpus.held_out]
+        texts += texts_beside(texts, held_out, self._tables.values())
         table = NgramTable.build(texts, self._vocabulary, {})
         self.facts["table_tokens"] = len(table)
         table.card = {
@@ -443,6 +438,23 @@ class DraftMaker:
         """When a share of the minutes is over; never, where there are none."""
         minutes = self._options.minutes
         return float("inf") if minutes is None else self._began + 60 * minutes * share
+
+
+def texts_beside(
+    own: Sequence[Sequence[int]],
+    held_out: Sequence[Sequence[int]],
+    tables: Iterable[NgramTable],
+) -> Iterator[list[int]]:
+    """What other drafts' tables hold beside what is there already, but for answers that begin as
+    held-out ones do: whoever knows them would look too good to be calibrated.
+    """
+    known = set(map(tuple, own))
+    kept_apart = {tuple(tokens[:SAME]) for tokens in held_out}
+    for table in tables:
+        for text in map(tuple, table.sequences()):
+            if text not in known and text[ORDER : ORDER + SAME] not in kept_apart:
+                known.add(text)
+                yield list(text)
 
 
 def _table_folder(folder: Path) -> Path:

@@ -116,8 +116,8 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="DRAFT",
         help="an ngram or hybrid draft for the same target, whose table is learned beside the "
-        "answers to FILE, but for answers that both have; may be given several times. Where it "
-        "knows prompts that are held out here, the numbers of the card flatter",
+        "answers to FILE, but for answers that both have, and for those that begin as an answer "
+        "to a prompt that is held out here; may be given several times",
     )
     parser.add_argument(
         "--vocab",

@@ -10,10 +10,11 @@ import pytest
 
 from deployments import draft_maker
 from deployments.cli import main
-from deployments.draft_maker import MakerOptions, _request
+from deployments.draft_maker import MakerOptions, _request, texts_beside
 from deployments.draft_prompts import SplitPrompts, planned
 from tests.tiny import CONTEXT, make_target
 from workers.calibration import CALIBRATION
+from workers.engine.vocabulary import Vocabulary
 from workers.target import TargetSpec
 from workers.training import teacher
 from workers.training.distil import Trainer
@@ -357,8 +358,10 @@ def test_a_draft_may_learn_the_tables_of_others(
     folders = ("first/ngram", "second", "third", "fourth")
     tables = [NgramTable.load(tmp_path / folder) for folder in folders]
     learned, again = (set(map(tuple, table.sequences())) for table in tables[2:])
+    held_out = (tmp_path / "third/held_out.jsonl").read_text().splitlines()
     for other in tables[:2]:
-        assert learned >= set(map(tuple, other.sequences()))
+        left_out = {*map(tuple, other.sequences())} - learned
+        assert len(left_out) <= 2 * len(held_out), "answers to prompts that are held out here"
     assert len(tables[2]) > max(map(len, tables[:2]))
     assert (again, len(tables[3])) == (learned, len(tables[2]))
     card = json.loads((tmp_path / "third/card.json").read_text())
@@ -369,6 +372,29 @@ def test_a_draft_may_learn_the_tables_of_others(
     assert handed_on == {str(tmp_path / "third"): "songs.jsonl, old songs"}
     readme = (tmp_path / "third/README.md").read_text(encoding="utf-8")
     assert f"{len(tables[2]):,} tokens, those of {others[0]} (made from prompts of: old" in readme
+
+
+def test_of_other_tables_held_out_answers_are_left_out() -> None:
+    """An answer follows the last six tokens of its prompt."""
+    vocabulary, context = Vocabulary(100, "songs"), [1, 2, 3, 4, 5, 6]
+    known, answer, other = [*range(20, 60)], [*range(30, 70)], [*range(40, 80)]
+    held_out = [answer, [7, 8]]
+    table = NgramTable.build(
+        [
+            [*context, *known],
+            [*context, *answer],
+            [*context, *answer[:16], 9, 9],
+            [*context, *answer[:15], 9, 9],
+            [*context, *other],
+            [*context, *other],
+            [*context, 7, 8],
+            [*context, 7, 8, 9],
+        ],
+        vocabulary,
+        {},
+    )
+    found = [text[6:] for text in texts_beside([[*context, *known]], held_out, [table, table])]
+    assert found == [[*answer[:15], 9, 9], other, [7, 8, 9]]
 
 
 def test_a_run_goes_on_only_with_the_same_table(
