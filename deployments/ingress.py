@@ -137,8 +137,9 @@ class Ingress:
         self, job: Job, dialect: Dialect, answers: Answers, include_usage: bool
     ) -> AsyncGenerator[bytes, None]:
         try:
-            async for chunk in self._chunks(job, dialect, answers, include_usage):
-                yield sse.event(chunk)
+            async with aclosing(self._chunks(job, dialect, answers, include_usage)) as chunks:
+                async for chunk in chunks:
+                    yield sse.event(chunk)
         except (
             Exception
         ) as error:  # the status line is long gone: the client hears it in the stream

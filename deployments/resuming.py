@@ -48,22 +48,26 @@ class ResumingVerifier:
         their claim to a place.
         """
         said: list[int] = []
-        lost_at = None
+        last: Delta | None = None
+        lost_at: float | None = None
         while True:
             try:
                 async with aclosing(self.verifier.generate(request)) as deltas:
-                    async for delta in deltas:
-                        said += delta.tokens
-                        counted, lost_at = delta.stats, None
-                        yield delta
+                    async for last in deltas:
+                        said += last.tokens
+                        lost_at = None
+                        yield last
                 return
             except (VerifierAway, QueueFull) as error:
-                if isinstance(error, QueueFull) and not said:
+                if last is not None and last.finish_reason:
+                    return
+                if last is None and isinstance(error, QueueFull):
                     raise
-                lost_at = self.clock() if lost_at is None else lost_at
+                if lost_at is None:
+                    lost_at = self.clock()
+                    logger.warning("%s waits for a verifier: %s", request.id, error)
                 if self.clock() - lost_at >= self.patience_s:
                     raise
-                logger.warning("%s waits for a verifier: %s", request.id, error)
-            if said:
-                request = replace(request, beginning=Beginning(tuple(said), counted))
+            if last is not None:
+                request = replace(request, beginning=Beginning(tuple(said), last.stats))
             await asyncio.sleep(AGAIN_AFTER_S)

@@ -540,6 +540,18 @@ async def test_leaving_a_stream_cancels_the_request(
     assert world.ends == [("/v1/chat/completions", "cancelled")]
 
 
+@pytest.mark.parametrize("chunks", [1, 2, 4, 6])
+async def test_leaving_a_stream_cancels_every_choice(
+    world: Any, said: Callable[..., Any], chunks: int
+) -> None:
+    world.verifier.scripts = [[*said("a", "b", "c", "d")[:3], asyncio.Event()] for _ in range(3)]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "n": 3}
+    seen = await leave(world.app, "/v1/chat/completions", body, after=chunks)
+    assert len(seen) >= chunks
+    assert {*world.verifier.cancelled} == {request.id for request in world.verifier.requests}
+    assert len(world.verifier.cancelled) == 3
+
+
 @pytest.mark.parametrize("begun", [False, True])
 async def test_leaving_cancels_every_choice(
     world: Any, said: Callable[..., Any], begun: bool

@@ -68,6 +68,13 @@ async def test_no_token_is_lost_and_none_comes_twice(said: Said) -> None:
     assert all(replace(request, beginning=None) == REQUEST for request in lives.asked)
 
 
+async def test_what_is_over_is_not_asked_for_again(said: Said) -> None:
+    deltas = said("Hel", "lo")
+    lives = Lives([*deltas, AWAY])
+    assert await heard(lives) == deltas
+    assert lives.asked == [REQUEST]
+
+
 async def test_who_has_heard_nothing_yet_waits_as_well(said: Said) -> None:
     deltas = said("Hello")
     lives = Lives([AWAY], deltas)
