@@ -25,6 +25,7 @@ from deployments.placement import Threads, bundles, child_options, draft_bundle,
 from deployments.target_ranks import RankSet
 from workers.draft import InlineDraft
 from workers.engine.model_store import resolve
+from workers.grammar import GrammarSpec
 from workers.load_draft import feature_layers_of, load_draft
 from workers.request import Delta, GenerationRequest
 from workers.scheduler import Limits
@@ -49,6 +50,9 @@ GOODBYE_S = 5.0
 
 class DecodeLoop(Protocol):
     """The part of `workers.verifier.Verifier` that is used here."""
+
+    def learn(self, grammar: GrammarSpec) -> None:
+        """Makes a grammar ready for the requests that keep to it, which may take a while."""
 
     def submit(
         self, request: GenerationRequest, sink: Callable[[Delta | BaseException], None]
@@ -143,10 +147,9 @@ class VerifierDeployment:
         def sink(item: Delta | BaseException) -> None:
             here.call_soon_threadsafe(arrived.put_nowait, item)
 
-        if request.grammar is None:
-            self._engine.loop.submit(request, sink)
-        else:  # it may take a while to compile
-            await asyncio.to_thread(self._engine.loop.submit, request, sink)
+        if request.grammar is not None:
+            await asyncio.to_thread(self._engine.loop.learn, request.grammar)
+        self._engine.loop.submit(request, sink)
         ended = False
         try:
             while not ended:

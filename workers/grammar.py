@@ -77,7 +77,7 @@ class Grammars:
         self._ends = sorted(ends)
 
     def start(self, spec: GrammarSpec) -> GrammarState:
-        """At the beginning of an answer. The first time takes a second, and a large schema as well.
+        """At the beginning of an answer. A grammar is compiled once; a large one takes seconds.
 
         Raises ValueError for a grammar that is none.
         """

@@ -19,7 +19,7 @@ from workers.draft import DraftClient, DraftSpec, Features, Terms
 from workers.draft_pool import Asking, DraftPool
 from workers.engine.pack import Pack, Segment, chain_parents
 from workers.engine.sampling import BadLogits
-from workers.grammar import Grammars
+from workers.grammar import Grammars, GrammarSpec
 from workers.logprobs import with_logprobs
 from workers.pass_costs import PassCosts, measure_pass_costs, unknown_costs
 from workers.request import GenerationRequest
@@ -81,8 +81,8 @@ class Spent:
 class Verifier:
     """Serves requests with one target and a pool of drafts.
 
-    `submit`, `cancel`, `gauges`, `spent`, `forget_prefixes` and `healthy` may be called from any
-    thread.
+    `learn`, `submit`, `cancel`, `gauges`, `spent`, `forget_prefixes` and `healthy` may be called
+    from any thread.
     """
 
     def __init__(
@@ -360,6 +360,13 @@ class Verifier:
         self._end(sequence)
 
     # -- for other threads ---------------------------------------------------------------------
+
+    def learn(self, grammar: GrammarSpec) -> None:
+        """Compile a grammar, which may take seconds; requests that keep to it find it ready.
+
+        Raises ValueError for one that is none.
+        """
+        self._grammars.start(grammar)
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Queue a request. The loop's thread calls `sink` with its deltas, or with an EngineError.

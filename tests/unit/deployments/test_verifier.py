@@ -22,6 +22,7 @@ from deployments.verifier import (
     wait_for_draft,
 )
 from workers.engine.sampling import SamplingParams
+from workers.grammar import GrammarSpec
 from workers.request import Delta, GenerationRequest
 from workers.verifier import EngineError, Gauges, QueueFull
 
@@ -44,7 +45,11 @@ class Loop:
     def __init__(self) -> None:
         self.script: list[Delta | BaseException] = []
         self.full = False
+        self.submitted: list[GenerationRequest] = []
         self.cancelled: list[str] = []
+        self.learnt: list[threading.Thread] = []
+        self.learning = threading.Event()
+        self.learning.set()
         self.state = IDLE
         self.well = True
         self.stopped = False
@@ -52,12 +57,19 @@ class Loop:
     def submit(self, request: GenerationRequest, sink: Callable[[Any], None]) -> None:
         if self.full:
             raise QueueFull("no place")
+        self.submitted.append(request)
         self.thread = threading.Thread(target=lambda: [sink(item) for item in self.script])
         self.thread.start()
 
     def cancel(self, request_id: str) -> None:
         self.thread.join()  # a cancelled request's sink hears nothing more
         self.cancelled.append(request_id)
+
+    def learn(self, grammar: GrammarSpec) -> None:
+        self.learning.wait()
+        if grammar.text == "none":
+            raise ValueError("response_format: this regex is none")
+        self.learnt.append(threading.current_thread())
 
     def gauges(self) -> Gauges:
         return self.state
@@ -123,6 +135,32 @@ def pool() -> dict[str, Member]:
 @pytest.fixture
 def verifier(loop: Loop, ranks: Ranks, clock: Clock, pool: dict[str, Member]) -> VerifierDeployment:
     return VerifierDeployment(lambda: Engine(loop, FACTS, pool, ranks), clock)
+
+
+async def test_a_grammar_is_compiled_beside_all_else(
+    verifier: VerifierDeployment, loop: Loop, said: Callable[..., Any]
+) -> None:
+    request = replace(REQUEST, grammar=GrammarSpec("regex", "a+"))
+    loop.script = said("a", "a")
+    assert [delta async for delta in verifier.generate(request)] == loop.script
+    assert loop.learnt != [threading.current_thread()]
+    with pytest.raises(ValueError, match="^response_format: "):
+        await anext(verifier.generate(replace(REQUEST, grammar=GrammarSpec("regex", "none"))))
+    assert len(loop.submitted) == 1
+
+
+async def test_a_client_that_leaves_while_a_grammar_is_compiled_leaves_nothing_behind(
+    verifier: VerifierDeployment, loop: Loop
+) -> None:
+    loop.learning.clear()
+    request = replace(REQUEST, grammar=GrammarSpec("regex", "a+"))
+    waiting = asyncio.ensure_future(anext(verifier.generate(request)))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    loop.learning.set()
+    assert loop.submitted == []
 
 
 async def test_deltas_come_in_order_and_end(
