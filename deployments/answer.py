@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from deployments.merge import merged
-from workers.request import Delta, SpeculationStats, altogether
+from workers.request import Delta, FinishReason, SpeculationStats, altogether
 
 Clock = Callable[[], float]
 
@@ -80,6 +80,7 @@ class Answer:
         self._clock = clock
         self._first: Delta | None = None
         self._first_at = self._last_at = arrived
+        self.finish_reason: FinishReason | None = None
         self.stats: SpeculationStats | None = None
         """What was counted; set by the last delta."""
 
@@ -119,4 +120,4 @@ class Answer:
     def _note(self, delta: Delta) -> None:
         self._last_at = self._clock()
         if delta.finish_reason:
-            self.stats = delta.stats
+            self.finish_reason, self.stats = delta.finish_reason, delta.stats

@@ -228,6 +228,17 @@ class ApiConfig(_Section):
     max_body_bytes: _PositiveInt = Field(
         default=8 * 2**20, description="beyond it 413; more than most contexts hold"
     )
+    request_log: str | None = Field(
+        default=None,
+        min_length=1,
+        description="file that gets a line of JSON for each request, without its text",
+    )
+
+    @field_validator("request_log")
+    @classmethod
+    def _from_here(cls, path: str | None) -> str | None:
+        """A worker has another working directory."""
+        return None if path is None else str(Path(path).expanduser().resolve())
 
 
 def default_pool() -> tuple[DraftConfig, ...]:

@@ -25,7 +25,7 @@ ErrorResponse = Callable[[ApiError], Response]
 
 
 class NameRequests:
-    """Every answer carries the id that its request came with, or one of ours."""
+    """Every answer carries the id that its request came with, or one of ours; so does the scope."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -37,6 +37,7 @@ class NameRequests:
             return
         given = Headers(scope=scope).get(REQUEST_ID, "")
         name = given if _GOOD_ID.fullmatch(given) else secrets.token_hex(16)
+        scope[REQUEST_ID] = name
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":

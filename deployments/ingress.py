@@ -43,6 +43,7 @@ from deployments.openai_schema import (
     TokenizeRequest,
     model_list,
 )
+from deployments.request_log import RequestLog, note
 from router.decision import Outcome
 from workers.request import Delta, SpeculationStats, TokenLogprob
 from workers.verifier import QueueFull
@@ -114,6 +115,7 @@ class Ingress:
         answers = Answers(
             [Answer(self._verifier.generate(request), arrived) for request in job.requests]
         )
+        note(**_asked(job, stream=bool(body.stream)))
         await answers.start()
         if body.stream:
             return _Stream(answers, self._events(job, dialect, answers, body.include_usage))
@@ -176,6 +178,7 @@ class Ingress:
             # A restart says nothing of a draft.
             if answer.pace.per_token and not answer.stats.resumed:
                 self._report(job, answer.stats, answer.pace.per_token)
+        note(**_told(answers))
 
     def _report(self, job: Job, stats: SpeculationStats, seconds_per_token: float) -> None:
         """Tells the router, off the critical path, whoever chose the draft."""
@@ -194,6 +197,35 @@ class Ingress:
             logger.warning("the router did not take an outcome: %r", error)
 
 
+def _asked(job: Job, *, stream: bool) -> dict[str, Any]:
+    """What the log says of a request that is taken on."""
+    return {
+        "id": job.envelope.id,
+        "stream": stream,
+        "choices": len(job.requests),
+        "prompt_tokens": job.envelope.prompt_tokens,
+        "max_tokens": job.requests[0].max_tokens,
+        "draft": job.envelope.choice.draft,
+        "reason": job.envelope.choice.reason,
+    }
+
+
+def _told(answers: Answers) -> dict[str, Any]:
+    """What the log says of its answer."""
+    stats, first = answers.stats, answers.answers[0].pace
+    return {
+        "tokens": stats.emitted,
+        "steps": stats.steps,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "tau": round(stats.tau, 4),
+        "resumed": stats.resumed,
+        "finish_reasons": [answer.finish_reason for answer in answers.answers],
+        "first_token_s": round(first.to_first_token, 4),
+        "per_token_s": None if first.per_token is None else round(first.per_token, 5),
+    }
+
+
 def outcome_of(fingerprint: str, stats: SpeculationStats, seconds_per_token: float) -> Outcome:
     """What the router learns from an answer: the speed of decoding, without queue and prefill."""
     return Outcome(
@@ -208,6 +240,12 @@ def outcome_of(fingerprint: str, stats: SpeculationStats, seconds_per_token: flo
 
 def as_api_error(error: Exception) -> ApiError:
     """How a client hears of it. Overload and restarts say when to come back; ours is logged."""
+    told = _in_our_words(error)
+    note(error=told.message)
+    return told
+
+
+def _in_our_words(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):
@@ -233,18 +271,20 @@ class _Stream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-class CountRequests:
-    """ASGI middleware: every request is counted once, by how it ended."""
+class RecordRequests:
+    """ASGI middleware: every request is counted and logged once, by how it ended."""
 
-    def __init__(self, app: ASGIApp, metrics: IngressMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: IngressMetrics, log: RequestLog) -> None:
         self._app = app
         self._metrics = metrics
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         status = end = "cancelled"
+        began, notes = time.perf_counter(), self._log.begin()
 
         async def watch(message: Message) -> None:
             nonlocal status, end
@@ -257,7 +297,15 @@ class CountRequests:
         try:
             await self._app(scope, receive, watch)
         finally:
-            self._metrics.ended(getattr(scope.get("route"), "path", "unknown"), end)
+            endpoint = getattr(scope.get("route"), "path", "unknown")
+            self._metrics.ended(endpoint, end)
+            self._log.end(
+                request=scope[REQUEST_ID],
+                endpoint=endpoint,
+                end=end,
+                seconds=round(time.perf_counter() - began, 4),
+                **notes,
+            )
 
 
 def create_app(ingress: Ingress, metrics: IngressMetrics, api: ApiConfig) -> FastAPI:
@@ -295,7 +343,7 @@ def _guard(app: FastAPI, metrics: IngressMetrics, api: ApiConfig) -> None:
             allow_headers=["*"],
             expose_headers=[REQUEST_ID],
         )
-    app.add_middleware(CountRequests, metrics=metrics)
+    app.add_middleware(RecordRequests, metrics=metrics, log=RequestLog(api.request_log))
     app.add_middleware(NameRequests)
 
 
@@ -305,7 +353,7 @@ async def _on_error(_request: Request, error: Exception) -> Response:
 
 async def _on_invalid(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _error_response(errors.from_validation(error.errors(), error.body))
+    return _error_response(as_api_error(errors.from_validation(error.errors(), error.body)))
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,6 +159,7 @@ class World(SimpleNamespace):
     router: ScriptedRouter
     tokenizer: CharTokenizer
     ends: list[tuple[str, str]]
+    log: str
 
     async def chat(self, **fields: Any) -> httpx.Response:
         body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
@@ -174,7 +176,7 @@ def said() -> Callable[..., list[Delta]]:
 
 
 @pytest.fixture
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     """Parametrised indirectly, with another ApiConfig."""
     verifier, router, tokenizer = ScriptedVerifier(), ScriptedRouter(), CharTokenizer()
     metrics = IngressMetrics()
@@ -189,6 +191,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     admission = Admission(verifier, router, Prompter(tokenizer), SpeculationConfig())
     ingress = Ingress(verifier, router, admission, Words(tokenizer), metrics)
     api = request.param if hasattr(request, "param") else ApiConfig()
+    api = api.model_copy(update={"request_log": str(tmp_path / "requests.jsonl")})
     app = create_app(ingress, metrics, api)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
@@ -200,4 +203,5 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
             router=router,
             tokenizer=tokenizer,
             ends=ends,
+            log=api.request_log,
         )
