@@ -321,7 +321,8 @@ class DraftMaker:
 
     def _student(self, texts: Sequence[TeacherText]) -> EagleStudent | LMStudent:
         options = self._options
-        vocabulary = likeliest_tokens(texts, self._vocabulary.size, options.vocab)
+        others = [text for table in self._tables.values() for text in table.sequences()]
+        vocabulary = likeliest_tokens(texts, self._vocabulary.size, options.vocab, others)
         student: EagleStudent | LMStudent
         if options.kind == "lm":
             layers = options.layers or (0, self._model.num_hidden_layers - 1)

@@ -80,11 +80,18 @@ def bare_text(answer: TargetAnswer) -> TeacherText:
     return TeacherText(tokens, len(answer.prompt), answer.temperature, features, law, law)
 
 
-def likeliest_tokens(texts: Sequence[TeacherText], vocabulary: int, size: int) -> Tensor:
+def likeliest_tokens(
+    texts: Sequence[TeacherText],
+    vocabulary: int,
+    size: int,
+    also_said: Sequence[Sequence[int]] = (),
+) -> Tensor:
     """Ids, in order, of the `size` tokens of the tokenizer's `vocabulary` to which the teacher gave
-    most probability in all; its law may have more, which are padding.
+    most probability in all; its law may have more, which are padding. Of what it `also_said` only
+    the tokens are known: each counts as one that it was sure of.
     """
-    mass = torch.zeros(vocabulary, dtype=torch.float64)
+    said = torch.tensor([token for tokens in also_said for token in tokens], dtype=torch.int64)
+    mass = torch.bincount(said, minlength=vocabulary).double()
     for text in texts:
         ids, logprobs = text.top_ids.long().flatten(), text.top_logprobs.double().flatten()
         real = ids < vocabulary

@@ -144,6 +144,9 @@ def test_the_likeliest_tokens_are_those_with_most_of_the_probability(
     best = sorted(sorted(range(273), key=lambda token: -mass[token])[:20])
     assert likeliest_tokens(texts, 273, 20).tolist() == best
     assert likeliest_tokens(texts, 273, 1000).tolist() == list(range(273))
+    worst = min(range(273), key=lambda token: mass[token])
+    also_said = [[worst] * 200, [worst] * 200]
+    assert worst in likeliest_tokens(texts, 273, 1, also_said).tolist()
 
 
 def test_a_bare_text_has_its_tokens_and_no_features() -> None:
