@@ -54,9 +54,10 @@ def _training(card: Mapping[str, Any]) -> str:
     hits = " ".join(f"{hit:.3f}" for hit in card["hits"])
     losses = " ".join(f"{loss:.2f}" for loss in card["losses"])
     began = f", begun with the weights of {card['start_from']}" if card["start_from"] else ""
+    steps = "1 step" if card["steps"] == 1 else f"{card['steps']:,} steps"
     return (
-        f"## Training\n\n{card['steps']:,} steps{began}; {card['vocabulary']:,} tokens that it can "
-        f"guess. Loss by twentieth of the training: {losses}.\n\n"
+        f"## Training\n\n{steps}{began}; {card['vocabulary']:,} tokens that it can guess. Loss by "
+        f"twentieth of the training: {losses}.\n\n"
         "On held-out answers, the share of guesses that are the target's likeliest token, by how "
         f"far ahead: {hits}; among three: {card['top3']:.3f}; overlap with the target's law at "
         f"temperature 1: {card['alpha']:.3f}."
