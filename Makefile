@@ -8,7 +8,7 @@ READY := .venv/outrider-ready
 # Tested alone and first, because only it must be covered wholly (see pyproject.toml).
 FLOOR0 := tests/unit/workers/speculation
 # A run that hangs in native code, where pytest cannot interrupt it, ends here all the same.
-LIMIT := timeout --foreground --kill-after=30 2700
+LIMIT := timeout --foreground --kill-after=30 3100
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
