@@ -229,7 +229,7 @@ class Replay:
                 self.ledger.refused += 1
                 self._on_end()
             else:
-                self.scheduler.waiting.append(request)
+                self.scheduler.waiting.extend([request])
 
     def _everybody(self) -> list[LiveSequence]:
         return [*self.scheduler.waiting, *self.scheduler.running.values()]

@@ -4,6 +4,7 @@ Every check that needs the target is made here, then the draft is chosen.
 """
 
 import asyncio
+import itertools
 import logging
 import re
 import secrets
@@ -11,7 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deployments.config import RESERVED_NAMES, SpeculationConfig
+from deployments.config import RESERVED_NAMES, LimitsConfig, SpeculationConfig
 from deployments.errors import ApiError, bad_request
 from deployments.links import RouterLink, TargetFacts, VerifierLink
 from deployments.openai_schema import (
@@ -52,17 +53,30 @@ _SAMPLING_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """One choice: what the verifier is asked, and who drafts for it. `route` is the prompt as the
+    router sees it; `decision` the router's, when it was asked; `echo` is what the answer begins
+    with.
+    """
+
+    request: GenerationRequest
+    choice: Choice
+    route: RouteRequest
+    decision: RouteDecision | None
+    echo: str
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A request that has passed every check, and what its answer is wrapped in.
 
-    `requests` are its choices, alike but for their names and seeds; `route` is the prompt as the
-    router sees it; `decision` the router's, when it was asked.
+    `choices`: those of each prompt in turn; a prompt's are alike but for names and seeds.
+    `deadline_s`: seconds within which all of them must be complete.
     """
 
-    requests: tuple[GenerationRequest, ...]
+    choices: tuple[Wanted, ...]
     envelope: Envelope
-    route: RouteRequest
-    decision: RouteDecision | None
+    deadline_s: float | None
 
 
 class Admission:
@@ -74,11 +88,13 @@ class Admission:
         router: RouterLink,
         prompter: Prompter,
         speculation: SpeculationConfig,
+        limits: LimitsConfig,
     ) -> None:
         self._verifier = verifier
         self._router = router
         self._prompter = prompter
         self._speculation = speculation
+        self._limits = limits
 
     async def admit(self, body: Body, dialect: Dialect) -> Job:
         """The job.
@@ -93,28 +109,24 @@ class Admission:
         budget = self._budget(body.speculation)
         self._check_draft(body.speculation.draft, facts)
         check_stop_tokens(body, facts.vocab_size)
-        prompt = await self._read(body, facts.vocab_size)
-        max_tokens = room_for(body, prompt, facts)
-        choice, decision = await self._choose(body.speculation.draft, budget, prompt.route, facts)
-        spent, adaptive = spending(budget if choice.draft else 0, self._speculation.max_budget)
+        check_places(body, self._limits.max_running + self._limits.max_queued)
+        prompts = await self._read(body, facts.vocab_size)
         id_ = f"{dialect.prefix}-{secrets.token_hex(12)}"
-        request = GenerationRequest(
-            id=id_,
-            prompt=prompt.ids,
-            max_tokens=max_tokens,
-            sampling=sampling,
-            stop=body.stops,
-            draft=choice.draft,
-            budget=spent,
-            adaptive=adaptive,
-            stop_tokens=tuple(body.stop_token_ids or ()),
-            ignore_eos=bool(body.ignore_eos),
-            min_tokens=least_of(body, max_tokens),
-            logprobs=body.likeliest,
-            grammar=body.grammar,
+        requests = [
+            request_of(body, field, prompt, sampling, facts, id_)
+            for field, prompt in prompts.items()
+        ]
+        wanted = await asyncio.gather(
+            *(
+                self._wanted(body, request, prompt, budget, facts)
+                for request, prompt in zip(requests, prompts.values(), strict=True)
+            )
         )
-        envelope = Envelope(id_, int(time.time()), facts.model, len(prompt.ids), choice)
-        return Job(choices_of(request, body.n or 1), envelope, prompt.route, decision)
+        choices = tuple(itertools.chain.from_iterable(wanted))
+        read = sum(len(prompt.ids) for prompt in prompts.values())
+        drafted = tuple(each.choice for each in choices)
+        envelope = Envelope(id_, int(time.time()), facts.model, read, drafted)
+        return Job(choices, envelope, self._deadline_s(body))
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
         """The ids of a text or a chat, how many there are, and how many the context holds.
@@ -141,10 +153,18 @@ class Admission:
         check_model(body.model, facts)
         return {"prompt": await self._prompter.text_of(body.tokens, facts.vocab_size)}
 
-    async def _read(self, body: Body, vocab_size: int) -> Prompt:
+    async def _read(self, body: Body, vocab_size: int) -> dict[str, Prompt]:
+        """The prompts, by the fields that hold them."""
         if isinstance(body, ChatRequest):
-            return await self._prompter.chat(body.messages)
-        return await self._prompter.completion(body.prompt_or_ids, vocab_size)
+            return {"messages": await self._prompter.chat(body.messages)}
+        return {
+            field: await self._prompter.completion(field, prompt, vocab_size)
+            for field, prompt in body.prompts.items()
+        }
+
+    def _deadline_s(self, body: Body) -> float | None:
+        given = [s for s in (body.deadline_s, self._limits.deadline_s) if s is not None]
+        return min(given, default=None)
 
     def _budget(self, options: SpeculationOptions) -> Budget:
         most = self._speculation.max_budget
@@ -167,6 +187,24 @@ class Admission:
                 "draft_not_found",
             )
 
+    async def _wanted(
+        self,
+        body: Body,
+        request: GenerationRequest,
+        prompt: Prompt,
+        budget: Budget,
+        facts: TargetFacts,
+    ) -> list[Wanted]:
+        """The choices for one prompt."""
+        choice, decision = await self._choose(body.speculation.draft, budget, prompt.route, facts)
+        spent, adaptive = spending(budget if choice.draft else 0, self._speculation.max_budget)
+        drafted = replace(request, draft=choice.draft, budget=spent, adaptive=adaptive)
+        echo = prompt.route.query if body.echoes else ""
+        return [
+            Wanted(each, choice, prompt.route, decision, echo)
+            for each in choices_of(drafted, body.n or 1)
+        ]
+
     async def _choose(
         self, draft: str, budget: Budget, route: RouteRequest, facts: TargetFacts
     ) -> tuple[Choice, RouteDecision | None]:
@@ -187,6 +225,30 @@ class Admission:
             logger.warning("routing failed, decoding plainly: %r", error)
             return Choice(None, "default: the router did not answer"), None
         return Choice(decision.draft, f"{decision.reason}: {decision.detail}"), decision
+
+
+def request_of(
+    body: Body, field: str, prompt: Prompt, sampling: SamplingParams, facts: TargetFacts, id_: str
+) -> GenerationRequest:
+    """What the verifier is asked, without a draft.
+
+    Raises:
+        ApiError: no room for the answer, or not for as much as was asked for at least.
+    """
+    max_tokens = room_for(body, field, prompt, facts)
+    return GenerationRequest(
+        id=f"{id_}-{field}",
+        prompt=prompt.ids,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        stop=body.stops,
+        stop_tokens=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=least_of(body, max_tokens),
+        logprobs=body.likeliest,
+        grammar=body.grammar,
+        group=id_,
+    )
 
 
 def choices_of(request: GenerationRequest, count: int) -> tuple[GenerationRequest, ...]:
@@ -256,9 +318,21 @@ def least_of(body: Body, max_tokens: int) -> int:
     return least
 
 
-def room_for(body: Body, prompt: Prompt, facts: TargetFacts) -> int:
+def check_places(body: Body, places: int) -> None:
+    """400 for more answers than can be taken on at all."""
+    prompts = 1 if isinstance(body, ChatRequest) else len(body.prompts)
+    choices = prompts * (body.n or 1)
+    if choices > places:
+        raise bad_request(
+            "prompt" if prompts > 1 else "n",
+            f"{prompts} prompts with {body.n or 1} answers each are {choices} to be taken on at "
+            f"once; this server takes {places} (limits.max_running and limits.max_queued): send "
+            "them in smaller parts",
+        )
+
+
+def room_for(body: Body, field: str, prompt: Prompt, facts: TargetFacts) -> int:
     """Tokens the answer may have: what was asked for, at most what is left of the context."""
-    field = "messages" if isinstance(body, ChatRequest) else "prompt"
     room = facts.request_tokens - len(prompt.ids)
     if room < 1:
         raise bad_request(

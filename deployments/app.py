@@ -91,7 +91,11 @@ class IngressDeployment:
         tokenizer: Any = AutoTokenizer.from_pretrained(resolve(self._config.target.model))
         metrics = IngressMetrics()
         admission = Admission(
-            self._verifier, self._router, Prompter(tokenizer), self._config.speculation
+            self._verifier,
+            self._router,
+            Prompter(tokenizer),
+            self._config.speculation,
+            self._config.limits,
         )
         ingress = Ingress(self._verifier, self._router, admission, Words(tokenizer), metrics)
         return create_app(ingress, metrics, self._config.api)

@@ -184,6 +184,13 @@ class LimitsConfig(_Section):
         description="how long answers wait for a verifier that restarts before they end with an "
         "error; at least what it takes to load the target",
     )
+    deadline_s: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="how long an answer may take in all before it ends with an error; a request's "
+        "own deadline_s may be shorter; unset: as long as it takes",
+    )
 
 
 class SpeculationConfig(_Section):

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ErrorType = Literal["invalid_request_error", "not_found_error", "overloaded_error", "server_error"]
+ErrorType = Literal[
+    "invalid_request_error", "not_found_error", "overloaded_error", "timeout_error", "server_error"
+]
 
 RETRY_AFTER_S = 1
 """Seconds a refused client should wait: about the time in which a place becomes free."""
@@ -27,6 +29,7 @@ class ApiError(Exception):
     param: str | None = None
     code: str | None = None
     retry_after_s: int | None = None
+    again: bool = True
 
     def __str__(self) -> str:
         return self.message
@@ -43,7 +46,11 @@ class ApiError(Exception):
         }
 
     def headers(self) -> dict[str, str]:
-        """`Retry-After` when trying again makes sense."""
+        """`Retry-After` when trying again makes sense, OpenAI's header when it does not though the
+        status says so.
+        """
+        if not self.again:
+            return {"X-Should-Retry": "false"}
         return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
 
 
@@ -57,6 +64,14 @@ def overloaded(message: str) -> ApiError:
     return ApiError(
         503, message, "overloaded_error", code="overloaded", retry_after_s=RETRY_AFTER_S
     )
+
+
+def late(seconds: float) -> ApiError:
+    """A 504. The official client would ask again at once, which is seldom what is wanted."""
+    message = (
+        f"the answer was not complete within {seconds:g} s; ask for fewer tokens, or give it more"
+    )
+    return ApiError(504, message, "timeout_error", "deadline_s", "deadline_exceeded", again=False)
 
 
 def failed(message: str) -> ApiError:

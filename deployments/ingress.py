@@ -24,9 +24,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments import errors, sse
-from deployments.admission import Admission, Body, Job, check_model
+from deployments.admission import Admission, Body, Job, Wanted, check_model
 from deployments.answer import Answer, Answers
 from deployments.config import ApiConfig
+from deployments.deadline import within
 from deployments.errors import ApiError, ErrorType
 from deployments.gate import REQUEST_ID, AskForKey, LimitBodies, NameRequests
 from deployments.links import RouterLink, VerifierAway, VerifierLink
@@ -113,7 +114,7 @@ class Ingress:
         arrived = time.perf_counter()
         job = await self._admission.admit(body, dialect)
         answers = Answers(
-            [Answer(self._verifier.generate(request), arrived) for request in job.requests]
+            [Answer(self._generate(each, job.deadline_s), arrived) for each in job.choices]
         )
         note(**_asked(job, stream=bool(body.stream)))
         await answers.start()
@@ -121,19 +122,23 @@ class Ingress:
             return _Stream(answers, self._events(job, dialect, answers, body.include_usage))
         return JSONResponse(await self._whole(job, dialect, answers))
 
+    def _generate(self, wanted: Wanted, deadline_s: float | None) -> AsyncGenerator[Delta, None]:
+        deltas = self._verifier.generate(wanted.request)
+        return deltas if deadline_s is None else within(deadline_s, deltas)
+
     async def _whole(self, job: Job, dialect: Dialect, answers: Answers) -> dict[str, Any]:
-        heard: list[list[Delta]] = [[] for _ in job.requests]
+        heard: list[list[Delta]] = [[] for _ in job.choices]
         async with aclosing(answers.deltas()) as deltas:
             async for number, delta in deltas:
                 heard[number].append(delta)
         self._finish(job, answers)
-        choices = [self._said(job, deltas) for deltas in heard]
+        choices = [self._said(*both) for both in zip(job.choices, heard, strict=True)]
         return dialect.whole(job.envelope, choices, answers.stats)
 
-    def _said(self, job: Job, deltas: Sequence[Delta]) -> Said:
+    def _said(self, wanted: Wanted, deltas: Sequence[Delta]) -> Said:
         logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
-        text = "".join(delta.text for delta in deltas)
-        return Said(text, deltas[-1].finish_reason or "", self._spelt(job, logprobs, 0))
+        text = wanted.echo + "".join(delta.text for delta in deltas)
+        return Said(text, deltas[-1].finish_reason or "", self._spelt(wanted, logprobs, 0))
 
     async def _events(
         self, job: Job, dialect: Dialect, answers: Answers, include_usage: bool
@@ -152,12 +157,13 @@ class Ingress:
     async def _chunks(
         self, job: Job, dialect: Dialect, answers: Answers, include_usage: bool
     ) -> AsyncGenerator[dict[str, Any], None]:
-        offsets = [0] * len(job.requests)
-        for number in range(len(offsets)) if dialect.opens else ():
-            yield dialect.opening(job.envelope, number)
+        offsets = [0] * len(job.choices)
+        for number, wanted in enumerate(job.choices):
+            if dialect.opens or wanted.echo:
+                yield dialect.opening(job.envelope, number, wanted.echo)
         async with aclosing(answers.deltas()) as deltas:
             async for number, delta in deltas:
-                words = self._spelt(job, delta.logprobs, offsets[number])
+                words = self._spelt(job.choices[number], delta.logprobs, offsets[number])
                 offsets[number] += sum(len(each.word.text) for each in words or ())
                 if delta.text or delta.finish_reason or words:
                     yield dialect.chunk(job.envelope, number, delta, words)
@@ -166,30 +172,32 @@ class Ingress:
             yield dialect.usage_chunk(job.envelope, answers.stats)
 
     def _spelt(
-        self, job: Job, logprobs: Sequence[TokenLogprob], offset: int
+        self, wanted: Wanted, logprobs: Sequence[TokenLogprob], offset: int
     ) -> tuple[WordLogprob, ...] | None:
         """Logprobs as words, if the client asked for any."""
-        return None if job.requests[0].logprobs is None else self._words.spell(logprobs, offset)
+        return None if wanted.request.logprobs is None else self._words.spell(logprobs, offset)
 
     def _finish(self, job: Job, answers: Answers) -> None:
-        for answer in answers.answers:
+        for wanted, answer in zip(job.choices, answers.answers, strict=True):
             assert answer.stats is not None, "only complete answers come here"
-            self._metrics.paced(job.requests[0].draft, answer.pace)
+            self._metrics.paced(wanted.request.draft, answer.pace)
             # A restart says nothing of a draft.
             if answer.pace.per_token and not answer.stats.resumed:
-                self._report(job, answer.stats, answer.pace.per_token)
+                self._report(wanted, answer.stats, answer.pace.per_token)
         note(**_told(answers))
 
-    def _report(self, job: Job, stats: SpeculationStats, seconds_per_token: float) -> None:
+    def _report(self, wanted: Wanted, stats: SpeculationStats, seconds_per_token: float) -> None:
         """Tells the router, off the critical path, whoever chose the draft."""
-        task = asyncio.create_task(self._observe(job, stats, seconds_per_token))
+        task = asyncio.create_task(self._observe(wanted, stats, seconds_per_token))
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
 
-    async def _observe(self, job: Job, stats: SpeculationStats, seconds_per_token: float) -> None:
+    async def _observe(
+        self, wanted: Wanted, stats: SpeculationStats, seconds_per_token: float
+    ) -> None:
         try:
-            known = job.decision.fingerprint if job.decision else None
-            fingerprint = known or await self._router.fingerprint(job.route)
+            known = wanted.decision.fingerprint if wanted.decision else None
+            fingerprint = known or await self._router.fingerprint(wanted.route)
             await self._router.observe(outcome_of(fingerprint, stats, seconds_per_token))
         except (
             Exception
@@ -202,9 +210,9 @@ def _asked(job: Job, *, stream: bool) -> dict[str, Any]:
     return {
         "id": job.envelope.id,
         "stream": stream,
-        "choices": len(job.requests),
+        "choices": len(job.choices),
         "prompt_tokens": job.envelope.prompt_tokens,
-        "max_tokens": job.requests[0].max_tokens,
+        "max_tokens": max(each.request.max_tokens for each in job.choices),
         "draft": job.envelope.choice.draft,
         "reason": job.envelope.choice.reason,
     }

@@ -38,6 +38,10 @@ _Model = Annotated[
     Field(max_length=512, description="as /v1/models says; unset: the one that is served"),
 ]
 
+_Name = Annotated[
+    str | None, Field(max_length=512, description="says who asks; changes nothing of the answer")
+]
+
 _Item = TypeVar("_Item")
 _List = Annotated[list[_Item], Field(fail_fast=True)]
 """One fault is told of: a list of 100,000 bad items would hold everybody up with as many."""
@@ -214,6 +218,16 @@ class _Generation(_Body):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
         default=None, description="choices; number k is what seed + k gives"
     )
+    deadline_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="seconds within which all of the answer must be there; else it is an error",
+    )
+    user: _Name = None
+    safety_identifier: _Name = None
+    prompt_cache_key: _Name = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
 
     @field_validator("speculation", mode="before")
     @classmethod
@@ -265,6 +279,11 @@ class _Generation(_Body):
         """How many of the likeliest tokens are told of at each place; None: no logprobs."""
         raise NotImplementedError
 
+    @property
+    def echoes(self) -> bool:
+        """Whether an answer begins with its prompt."""
+        return False
+
 
 class ChatRequest(_Generation):
     """POST /v1/chat/completions."""
@@ -305,39 +324,45 @@ class ChatRequest(_Generation):
 _Tokens = Annotated[_List[_TokenId], Field(min_length=1)]
 
 
-class CompletionRequest(_Generation):
-    """POST /v1/completions. The prompt is a text or token ids, alone or in a list of one."""
+_Prompts = Annotated[_List[_Item], Field(min_length=1)]
 
-    prompt: _Text | _Tokens | _List[_Text] | _List[_Tokens]
+
+class CompletionRequest(_Generation):
+    """POST /v1/completions. A prompt is a text or token ids; those of a list are answered each as
+    if it had been sent alone.
+    """
+
+    prompt: _Text | _Tokens | _Prompts[_Text] | _Prompts[_Tokens]
     best_of: _One | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = Field(default=None, description="whether an answer begins with its prompt")
     logprobs: _Top | None = Field(
         default=None,
         description="tell how likely each token was, and as many of the likeliest at its place",
     )
     suffix: Literal[""] | None = None
 
-    @field_validator("prompt")
+    @field_validator("logprobs")
     @classmethod
-    def _one_prompt(cls, prompt: Any) -> Any:
-        if prompt == []:
-            raise ValueError("empty, there is nothing to continue")
-        if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
-            raise ValueError(f"{len(prompt)} prompts in one request; send one request for each")
-        return prompt
+    def _of_the_answer_alone(cls, logprobs: int | None, info: ValidationInfo) -> int | None:
+        if logprobs is not None and info.data.get("echo"):
+            raise ValueError("those of a prompt are not served: leave it or echo out")
+        return logprobs
 
     @property
     def likeliest(self) -> int | None:
         return self.logprobs
 
     @property
-    def prompt_or_ids(self) -> str | list[int]:
-        """The one prompt of the request."""
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
+    @property
+    def prompts(self) -> dict[str, str | list[int]]:
+        """What is to be continued, by the field that says it."""
         prompt: Any = self.prompt
         if isinstance(prompt, list) and isinstance(prompt[0], str | list):
-            prompt = prompt[0]
-        assert isinstance(prompt, str | list)
-        return prompt
+            return {f"prompt.{number}": each for number, each in enumerate(prompt)}
+        return {"prompt": prompt}
 
 
 class TokenizeRequest(_Body):
@@ -379,13 +404,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What every body of one answer shares. `created` is in seconds since 1970."""
+    """What every body of one answer shares. `created` is in seconds since 1970; `drafted` says of
+    each choice what it was drafted by.
+    """
 
     id: str
     created: int
     model: str
     prompt_tokens: int
-    choice: Choice
+    drafted: tuple[Choice, ...]
 
     def usage(self, stats: SpeculationStats) -> dict[str, int]:
         """Tokens read and written: `emitted` is what was delivered, after a stop or cap."""
@@ -395,13 +422,22 @@ class Envelope:
             "total_tokens": self.prompt_tokens + stats.emitted,
         }
 
-    def speculation(self, stats: SpeculationStats) -> dict[str, Any]:
+    @property
+    def choice(self) -> Choice:
+        """The draft of all choices, or all of theirs."""
+        drafts = {choice.draft for choice in self.drafted}
+        if len(drafts) == 1:
+            return self.drafted[0]
+        names = ", ".join(sorted(draft or "none" for draft in drafts))
+        return Choice(names, "several prompts: each has a draft of its own")
+
+    def speculation(self, stats: SpeculationStats, choice: Choice) -> dict[str, Any]:
         """Our field: what the draft did for this answer. tau is tokens per target step; members
         are the accepted tokens by who guessed them.
         """
         return {
-            "draft": self.choice.draft,
-            "reason": self.choice.reason,
+            "draft": choice.draft,
+            "reason": choice.reason,
             "steps": stats.steps,
             "drafted": stats.drafted,
             "accepted": stats.accepted,
@@ -423,7 +459,7 @@ class Said:
 class Dialect:
     """How one endpoint words its bodies; all else about the two is the same.
 
-    `answer` makes the choice's content of the whole text, `piece` of a chunk's text (None: the
+    `answer` makes the choice's content of the whole text, `piece` of a chunk's text (None: a chat
     stream's first chunk, which only says who speaks; `opens` tells whether there is one).
     """
 
@@ -446,12 +482,14 @@ class Dialect:
                 for number, said in enumerate(choices)
             ],
             "usage": envelope.usage(stats),
-            "speculation": envelope.speculation(stats),
+            "speculation": envelope.speculation(stats, envelope.choice),
         }
 
-    def opening(self, envelope: Envelope, number: int) -> dict[str, Any]:
-        """A choice's first chunk in a chat stream."""
-        return self._chunk(envelope, number, None, None, None)
+    def opening(self, envelope: Envelope, number: int, echo: str) -> dict[str, Any]:
+        """A choice's first chunk, before any of its answer: who speaks, or the prompt that the
+        answer begins with.
+        """
+        return self._chunk(envelope, number, None if self.opens else echo, None, None)
 
     def chunk(
         self, envelope: Envelope, number: int, delta: Delta, words: Sequence[WordLogprob] | None
@@ -459,7 +497,7 @@ class Dialect:
         """One chunk per Delta; a choice's last one says why it ended and what speculation did."""
         body = self._chunk(envelope, number, delta.text, delta.finish_reason, words)
         if delta.finish_reason:
-            body["speculation"] = envelope.speculation(delta.stats)
+            body["speculation"] = envelope.speculation(delta.stats, envelope.drafted[number])
         return body
 
     def usage_chunk(self, envelope: Envelope, stats: SpeculationStats) -> dict[str, Any]:
@@ -468,7 +506,7 @@ class Dialect:
             **_head(envelope, self.chunk_object),
             "choices": [],
             "usage": envelope.usage(stats),
-            "speculation": envelope.speculation(stats),
+            "speculation": envelope.speculation(stats, envelope.choice),
         }
 
     def _chunk(

@@ -63,15 +63,15 @@ class Prompter:
             )
         return await asyncio.to_thread(self._chat, messages)
 
-    async def completion(self, prompt: str | list[int], vocab_size: int) -> Prompt:
+    async def completion(self, field: str, prompt: str | list[int], vocab_size: int) -> Prompt:
         """A text, or ids as they are.
 
         Raises:
-            ApiError: nothing to continue, or an id outside the vocabulary.
+            ApiError: the field holds nothing to continue, or an id outside the vocabulary.
         """
         if isinstance(prompt, str):
-            return await asyncio.to_thread(self._text, prompt)
-        return await asyncio.to_thread(self._tokens, prompt, vocab_size)
+            return await asyncio.to_thread(self._text, field, prompt)
+        return await asyncio.to_thread(self._tokens, field, prompt, vocab_size)
 
     async def ids_of(self, text: str) -> tuple[int, ...]:
         """The ids of a completion's prompt; none of an empty one."""
@@ -99,14 +99,14 @@ class Prompter:
             raise bad_request("messages", f"the target's chat template refuses: {error}") from error
         return Prompt(self._ids(text, add_special_tokens=False), _chat_route(messages))
 
-    def _text(self, prompt: str) -> Prompt:
+    def _text(self, field: str, prompt: str) -> Prompt:
         ids = self._ids(prompt, add_special_tokens=True)
         if not prompt or not ids:
-            raise bad_request("prompt", "prompt: empty, there is nothing to continue")
+            raise bad_request(field, f"{field}: empty, there is nothing to continue")
         return Prompt(ids, RouteRequest(query=prompt, context=""))
 
-    def _tokens(self, ids: list[int], vocab_size: int) -> Prompt:
-        _check_ids("prompt", ids, vocab_size)
+    def _tokens(self, field: str, ids: list[int], vocab_size: int) -> Prompt:
+        _check_ids(field, ids, vocab_size)
         return Prompt(tuple(ids), RouteRequest(query=self._tokenizer.decode(ids), context=""))
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:

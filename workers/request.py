@@ -77,6 +77,7 @@ class GenerationRequest:
     whether the target's own do not end it; min_tokens: how many come before any of these;
     logprobs: how many of the likeliest tokens are told of each, None for nothing at all;
     grammar: what it keeps to, None for nothing;
+    group: the same for answers that were asked for together, empty for one by itself;
     beginning: where to go on from. Only what follows it is delivered; text, counts and draws are
     those of an answer that was never interrupted.
     """
@@ -94,6 +95,7 @@ class GenerationRequest:
     min_tokens: int = 0
     logprobs: int | None = None
     grammar: GrammarSpec | None = None
+    group: str = ""
     beginning: Beginning | None = None
 
     def __post_init__(self) -> None:

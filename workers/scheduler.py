@@ -6,13 +6,13 @@ reads what it has said again later, as far as neither the pool nor the host know
 oldest always goes on, so there is always somebody who does.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from workers.answer import Answer
 from workers.engine.sampling import Grammar, TokenHistory
+from workers.line import Line
 from workers.request import Delta, GenerationRequest
 
 Sink = Callable[[Delta | BaseException], None]
@@ -68,6 +68,11 @@ class LiveSequence:
         return self.request.draft if self.request.budget else None
 
     @property
+    def group(self) -> str:
+        """With whom it takes turns in line."""
+        return self.request.group or self.request.id
+
+    @property
     def most_slots(self) -> int:
         """Slots it can ever need: all its tokens and one proposal."""
         return len(self.request.prompt) + self.request.max_tokens + self.request.budget
@@ -119,12 +124,12 @@ class Pages(Protocol):
 
 
 class Scheduler:
-    """First come, first served."""
+    """Who has come first is served first, as far as `Line` says so."""
 
     def __init__(self, pool: Pages, limits: Limits) -> None:
         self._pool = pool
         self._limits = limits
-        self.waiting: deque[LiveSequence] = deque()
+        self.waiting: Line[LiveSequence] = Line()
         self.running: dict[int, LiveSequence] = {}
 
     def check(self, sequence: LiveSequence) -> None:
@@ -141,14 +146,15 @@ class Scheduler:
         """Move those who fit from the line into the batch."""
         admitted = []
         while self.waiting and len(self.running) < self._limits.max_running:
-            sequence = self.waiting[0]
+            sequence = self.waiting.first
             self._pool.open(sequence.number, sequence.tokens)
             self.running[sequence.number] = sequence
             if self._pages_missing(_AHEAD) > self._pool.pages_free:
                 self._close(sequence)
                 break
             self._pool.recall(sequence.number, sequence.tokens)
-            admitted.append(self.waiting.popleft())
+            self.waiting.remove(sequence)
+            admitted.append(sequence)
         return admitted
 
     def preempt(self) -> list[LiveSequence]:
@@ -157,7 +163,7 @@ class Scheduler:
         while self._pages_missing(0) > self._pool.pages_free:
             sequence = next(reversed(self.running.values()))
             self._close(sequence)
-            self.waiting.appendleft(sequence)
+            self.waiting.put_back(sequence)
             preempted.append(sequence)
         return preempted
 

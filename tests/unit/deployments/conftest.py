@@ -12,7 +12,7 @@ import pytest
 from jinja2 import TemplateError
 
 from deployments.admission import Admission
-from deployments.config import ApiConfig, SpeculationConfig
+from deployments.config import ApiConfig, LimitsConfig, SpeculationConfig
 from deployments.ingress import Ingress, create_app
 from deployments.links import TargetFacts, VerifierStatus
 from deployments.logprobs import Words
@@ -29,6 +29,8 @@ FACTS = TargetFacts(
     drafts=("code", "lm"),
     created=1_700_000_000,
 )
+
+LIMITS = LimitsConfig(max_running=8, max_queued=7)
 
 
 class CharTokenizer:
@@ -125,11 +127,11 @@ class ScriptedVerifier:
 
 
 class ScriptedRouter:
-    """Always decides `decision`, or raises it."""
+    """Always decides `decision`, what it says of the request, or raises it."""
 
     def __init__(self) -> None:
-        self.decision: RouteDecision | Exception = RouteDecision(
-            "code", "intent", "looks like code (0.93)", "f1"
+        self.decision: RouteDecision | Exception | Callable[[RouteRequest], RouteDecision] = (
+            RouteDecision("code", "intent", "looks like code (0.93)", "f1")
         )
         self.requests: list[RouteRequest] = []
         self.outcomes: list[Outcome] = []
@@ -139,7 +141,7 @@ class ScriptedRouter:
         self.requests.append(request)
         if isinstance(self.decision, Exception):
             raise self.decision
-        return self.decision
+        return self.decision(request) if callable(self.decision) else self.decision
 
     async def fingerprint(self, request: RouteRequest) -> str:
         return f"of {request.query}"
@@ -177,7 +179,9 @@ def said() -> Callable[..., list[Delta]]:
 
 @pytest.fixture
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    """Parametrised indirectly, with another ApiConfig."""
+    """Parametrised indirectly, with another ApiConfig or LimitsConfig."""
+    given = getattr(request, "param", None)
+    limits = given if isinstance(given, LimitsConfig) else LIMITS
     verifier, router, tokenizer = ScriptedVerifier(), ScriptedRouter(), CharTokenizer()
     metrics = IngressMetrics()
     ends: list[tuple[str, str]] = []
@@ -188,9 +192,9 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         count(endpoint, end)
 
     metrics.ended = ended  # type: ignore[method-assign]
-    admission = Admission(verifier, router, Prompter(tokenizer), SpeculationConfig())
+    admission = Admission(verifier, router, Prompter(tokenizer), SpeculationConfig(), limits)
     ingress = Ingress(verifier, router, admission, Words(tokenizer), metrics)
-    api = request.param if hasattr(request, "param") else ApiConfig()
+    api = given if isinstance(given, ApiConfig) else ApiConfig()
     api = api.model_copy(update={"request_log": str(tmp_path / "requests.jsonl")})
     app = create_app(ingress, metrics, api)
     async with httpx.AsyncClient(

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
+from deployments.config import LimitsConfig
 from deployments.links import VerifierAway
-from router.decision import RouteRequest
+from router.decision import RouteDecision, RouteRequest
 from workers.request import Delta, TokenLogprob
 from workers.verifier import EngineError, QueueFull
 
@@ -230,6 +231,84 @@ async def test_choices_are_streamed_side_by_side(world: Any, said: Callable[...,
     assert usage["choices"] == []
     openings = events((await world.chat(n=2, stream=True)).text)[:2]
     assert [opening["choices"][0]["index"] for opening in openings] == [0, 1]
+
+
+async def test_prompts_are_answered_in_their_order_each_with_its_own_draft(
+    world: Any, said: Callable[..., Any]
+) -> None:
+    def drafted_by(request: RouteRequest) -> RouteDecision:
+        return RouteDecision(
+            "lm" if request.query == "b" else "code", "intent", "so", request.query
+        )
+
+    world.router.decision = drafted_by
+    world.verifier.scripts = [said(f"{n}", f"{n}") for n in range(4)] * 2
+    body = (await world.complete(prompt=["a", "b"], n=2)).json()
+    assert [choice["text"] for choice in body["choices"]] == ["00", "11", "22", "33"]
+    assert [request.draft for request in world.verifier.requests] == ["code", "code", "lm", "lm"]
+    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 8, "total_tokens": 10}
+    assert body["speculation"]["draft"] == "code, lm"
+    await asyncio.sleep(0.01)
+    assert [outcome.fingerprint for outcome in world.router.outcomes] == ["a", "a", "b", "b"]
+    world.verifier.requests.clear()
+    chunks = events((await world.complete(prompt=["a", "b"], n=2, stream=True)).text)
+    ends = {
+        chunk["choices"][0]["index"]: chunk["speculation"]["draft"]
+        for chunk in chunks
+        if "speculation" in chunk
+    }
+    assert ends == {0: "code", 1: "code", 2: "lm", 3: "lm"}
+
+
+@pytest.mark.parametrize("prompt", ["ab", [97, 98]])
+async def test_an_answer_may_begin_with_its_prompt(world: Any, prompt: str | list[int]) -> None:
+    body = (await world.complete(prompt=prompt, echo=True)).json()
+    assert body["choices"][0]["text"] == "abHello"
+    assert body["usage"]["completion_tokens"] == 5
+    chunks = events((await world.complete(prompt=prompt, echo=True, stream=True)).text)
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["ab", "Hel", "lo"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_does_not_begin_in_time_is_an_error_and_is_given_up(
+    world: Any, stream: bool
+) -> None:
+    world.verifier.script = [asyncio.Event()]
+    response = await world.chat(deadline_s=0.01, stream=stream)
+    assert response.status_code == 504
+    assert response.headers["x-should-retry"] == "false"
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("deadline_s", "deadline_exceeded")
+    assert world.verifier.cancelled == [world.verifier.requests[0].id]
+
+
+async def test_an_answer_that_is_late_in_the_middle_ends_with_an_error(
+    world: Any, said: Callable[..., Any]
+) -> None:
+    first, _ = said("a", "b")
+    world.verifier.script = [first, asyncio.Event()]
+    begun, error = events((await world.complete(deadline_s=0.05, stream=True)).text)
+    assert begun["choices"][0]["text"] == "a"
+    assert error["error"]["code"] == "deadline_exceeded"
+    assert world.verifier.cancelled == [world.verifier.requests[0].id]
+
+
+@pytest.mark.parametrize("world", [LimitsConfig(deadline_s=0.01)], indirect=True)
+async def test_the_servers_own_deadline_is_for_all(world: Any) -> None:
+    world.verifier.script = [asyncio.Event()]
+    for wish in ({}, {"deadline_s": 60}):
+        assert (await world.chat(**wish)).status_code == 504
+
+
+async def test_an_answer_in_time_is_not_disturbed_by_its_deadline(
+    world: Any, said: Callable[..., Any]
+) -> None:
+    first, last = said("a", "b")
+    pause = asyncio.Event()
+    world.verifier.script = [first, pause, last]
+    asyncio.get_running_loop().call_later(0.02, pause.set)
+    assert (await world.complete(deadline_s=60)).json()["choices"][0]["text"] == "ab"
+    assert world.verifier.cancelled == []
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -21,6 +21,7 @@ BAD_FIELDS = [
     ({"top_k": 9_999_999}, "top_k"),
     ({"top_k": 1.5}, "top_k"),
     ({"seed": -1}, "seed"),
+    ({"deadline_s": 0}, "deadline_s"),
     ({"seed": 2**64}, "seed"),
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
@@ -93,6 +94,7 @@ BAD_CHATS = [
     ),
     ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+    ({"n": 16}, "n"),
     ({"logprobs": 3}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -100,15 +102,20 @@ BAD_CHATS = [
 
 BAD_COMPLETIONS = [
     ({"prompt": ""}, "prompt"),
-    ({"prompt": [""]}, "prompt"),
+    ({"prompt": [""]}, "prompt.0"),
+    ({"prompt": ["a", ""]}, "prompt.1"),
+    ({"prompt": ["a", "b" * 101]}, "prompt.1"),
     ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt.0"),
     ({"prompt": None}, "prompt"),
-    ({"prompt": ["a", "b"]}, "prompt"),
-    ({"prompt": [[1], [2]]}, "prompt"),
+    ({"prompt": ["a"] * 16}, "prompt"),
+    ({"prompt": ["a"] * 2, "n": 11}, "prompt"),
+    ({"prompt": [[1], [1000]]}, "prompt.1"),
     ({"prompt": [1, "a"]}, "prompt.1"),
     ({"prompt": [-1]}, "prompt.0"),
     ({"prompt": [1000]}, "prompt"),
-    ({"echo": True}, "echo"),
+    ({"echo": 1}, "echo"),
+    ({"echo": True, "logprobs": 0}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"logprobs": 21}, "logprobs"),
     ({"best_of": 2}, "best_of"),
@@ -236,6 +243,12 @@ async def test_a_value_that_asks_for_nothing_is_accepted(world: Any) -> None:
         "stop_token_ids": None,
         "min_tokens": None,
         "ignore_eos": None,
+        "deadline_s": None,
+        "user": "somebody",
+        "safety_identifier": "a1",
+        "prompt_cache_key": "b2",
+        "service_tier": "auto",
+        "store": False,
     }
     assert (await world.chat(**chat, **nothing)).status_code == 200
     assert (await world.complete(**completion, **nothing)).status_code == 200
@@ -340,7 +353,21 @@ async def test_choices_differ_by_their_seeds_and_names_alone(world: Any) -> None
     assert [choice.sampling.seed for choice in choices] == [2**64 - 2, 2**64 - 1, 0]
     assert len({request.id for request in (alone, *choices)}) == 4
     for choice in choices:
-        assert replace(choice, id=alone.id, sampling=alone.sampling) == alone
+        as_alone = replace(choice, id=alone.id, group=alone.group, sampling=alone.sampling)
+        assert as_alone == alone
+
+
+async def test_each_prompt_of_a_list_is_asked_as_if_it_were_alone(world: Any) -> None:
+    for prompt in ("ab", "c"):
+        await world.complete(seed=3, n=2, prompt=prompt)
+    alone, world.verifier.requests = world.verifier.requests, []
+    await world.complete(seed=3, n=2, prompt=["ab", "c"])
+    together = world.verifier.requests
+    assert len({request.id for request in together}) == 4
+    assert len({request.group for request in together}) == 1
+    assert [replace(each, id="", group="") for each in together] == [
+        replace(each, id="", group="") for each in alone
+    ]
 
 
 async def test_without_a_seed_each_request_draws_its_own(world: Any) -> None:

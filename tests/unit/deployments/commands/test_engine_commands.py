@@ -15,7 +15,7 @@ from bench import llama_peers
 from deployments.admission import Admission
 from deployments.cli import main
 from deployments.commands import bench_peers
-from deployments.config import DOMAINS, SpeculationConfig, load_config
+from deployments.config import DOMAINS, LimitsConfig, SpeculationConfig, load_config
 from deployments.ingress import Ingress, create_app
 from deployments.links import TargetFacts
 from deployments.logprobs import Words
@@ -428,7 +428,7 @@ def server(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     link = VerifierDeployment(lambda: Engine(verifier, facts, {}, None))
     metrics, router = IngressMetrics(), LearntNothing()
     tokenizer: Any = target.tokenizer
-    admission = Admission(link, router, Prompter(tokenizer), SpeculationConfig())
+    admission = Admission(link, router, Prompter(tokenizer), SpeculationConfig(), LimitsConfig())
     ingress = Ingress(link, router, admission, Words(tokenizer), metrics)
     monkeypatch.setenv("OUTRIDER_API_KEY", "secret")
     try:
