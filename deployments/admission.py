@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from opentelemetry.trace import Tracer
+
 from deployments.config import RESERVED_NAMES, LimitsConfig, SpeculationConfig
 from deployments.errors import ApiError, bad_request
 from deployments.links import RouterLink, TargetFacts, VerifierLink
@@ -27,6 +29,7 @@ from deployments.openai_schema import (
     TokenizeRequest,
 )
 from deployments.prompt import Prompt, Prompter
+from deployments.tracing import traceparent
 from router.decision import RouteDecision, RouteRequest
 from workers.budget import AUTO, Budget, spending
 from workers.engine.sampling import SamplingParams
@@ -89,12 +92,14 @@ class Admission:
         prompter: Prompter,
         speculation: SpeculationConfig,
         limits: LimitsConfig,
+        tracer: Tracer,
     ) -> None:
         self._verifier = verifier
         self._router = router
         self._prompter = prompter
         self._speculation = speculation
         self._limits = limits
+        self._tracer = tracer
 
     async def admit(self, body: Body, dialect: Dialect) -> Job:
         """The job.
@@ -220,7 +225,8 @@ class Admission:
 
     async def _route(self, route: RouteRequest) -> tuple[Choice, RouteDecision | None]:
         try:
-            decision = await asyncio.wait_for(self._router.decide(route), ROUTING_PATIENCE_S)
+            with self._tracer.start_as_current_span("route"):
+                decision = await asyncio.wait_for(self._router.decide(route), ROUTING_PATIENCE_S)
         except Exception as error:  # a router that is away must cost a draft, not the answer
             logger.warning("routing failed, decoding plainly: %r", error)
             return Choice(None, "default: the router did not answer"), None
@@ -248,6 +254,7 @@ def request_of(
         logprobs=body.likeliest,
         grammar=body.grammar,
         group=id_,
+        trace=traceparent(),
     )
 
 

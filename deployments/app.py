@@ -38,6 +38,7 @@ from deployments.placement import (
 from deployments.prompt import Prompter
 from deployments.resuming import ResumingVerifier
 from deployments.router import DraftRouterDeployment, router_opener
+from deployments.tracing import open_tracer
 from deployments.verifier import VerifierDeployment, open_engine
 from workers.engine.model_store import resolve
 
@@ -89,16 +90,17 @@ class IngressDeployment:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls this once, in the replica."""
         tokenizer: Any = AutoTokenizer.from_pretrained(resolve(self._config.target.model))
-        metrics = IngressMetrics()
+        metrics, tracer = IngressMetrics(), open_tracer(self._config.tracing, "ingress")
         admission = Admission(
             self._verifier,
             self._router,
             Prompter(tokenizer),
             self._config.speculation,
             self._config.limits,
+            tracer,
         )
         ingress = Ingress(self._verifier, self._router, admission, Words(tokenizer), metrics)
-        return create_app(ingress, metrics, self._config.api)
+        return create_app(ingress, metrics, self._config.api, tracer)
 
 
 def build(args: OutriderConfig) -> Application:
@@ -149,7 +151,7 @@ def _verifier(config: OutriderConfig) -> Application:
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         graceful_shutdown_timeout_s=DRAIN_S,
         max_constructor_retry_count=CONSTRUCTOR_TRIES,
-    ).bind(partial(open_engine, config))
+    ).bind(partial(open_engine, config), config.tracing)
 
 
 def _deployment(cls: type, name: str, **options: Any) -> Deployment:

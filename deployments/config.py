@@ -248,6 +248,24 @@ class ApiConfig(_Section):
         return None if path is None else str(Path(path).expanduser().resolve())
 
 
+class TracingConfig(_Section):
+    """Where spans go, and of how many requests."""
+
+    endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://",
+        description="an OpenTelemetry collector's address for traces over HTTP, as "
+        "http://collector:4318/v1/traces; unset: no spans are made",
+    )
+    share: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="of the requests that come without a trace of their own; those that come with "
+        "one are traced as it says",
+    )
+
+
 def default_pool() -> tuple[DraftConfig, ...]:
     """A hybrid per domain, and the target's own outermost layers as a language model."""
     hybrids = tuple(
@@ -269,6 +287,7 @@ class OutriderConfig(_Section):
     limits: LimitsConfig = LimitsConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     api: ApiConfig = ApiConfig()
+    tracing: TracingConfig = TracingConfig()
     http: HttpConfig = HttpConfig()
 
     @field_validator("drafts")

@@ -19,6 +19,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from opentelemetry.trace import Tracer
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -45,6 +46,7 @@ from deployments.openai_schema import (
     model_list,
 )
 from deployments.request_log import RequestLog, note
+from deployments.tracing import TraceRequests
 from router.decision import Outcome
 from workers.request import Delta, SpeculationStats, TokenLogprob
 from workers.verifier import QueueFull
@@ -316,7 +318,9 @@ class RecordRequests:
             )
 
 
-def create_app(ingress: Ingress, metrics: IngressMetrics, api: ApiConfig) -> FastAPI:
+def create_app(
+    ingress: Ingress, metrics: IngressMetrics, api: ApiConfig, tracer: Tracer
+) -> FastAPI:
     """The HTTP application around an ingress."""
     app = FastAPI(title="Outrider", redoc_url=None)
     app.post("/v1/chat/completions", response_model=None)(ingress.chat)
@@ -326,7 +330,7 @@ def create_app(ingress: Ingress, metrics: IngressMetrics, api: ApiConfig) -> Fas
     app.get("/v1/models")(ingress.models)
     app.get("/v1/models/{name:path}")(ingress.model)
     app.get("/health", response_model=None)(ingress.health)
-    _guard(app, metrics, api)
+    _guard(app, metrics, api, tracer)
     for kind in (ApiError, QueueFull, VerifierAway, ValueError, RuntimeError):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(Exception, _on_error)
@@ -335,7 +339,7 @@ def create_app(ingress: Ingress, metrics: IngressMetrics, api: ApiConfig) -> Fas
     return app
 
 
-def _guard(app: FastAPI, metrics: IngressMetrics, api: ApiConfig) -> None:
+def _guard(app: FastAPI, metrics: IngressMetrics, api: ApiConfig, tracer: Tracer) -> None:
     """What requests pass, innermost first: a page of another origin shall see our errors too, and
     all that is refused is counted and has a name.
     """
@@ -352,6 +356,7 @@ def _guard(app: FastAPI, metrics: IngressMetrics, api: ApiConfig) -> None:
             expose_headers=[REQUEST_ID],
         )
     app.add_middleware(RecordRequests, metrics=metrics, log=RequestLog(api.request_log))
+    app.add_middleware(TraceRequests, tracer=tracer)
     app.add_middleware(NameRequests)
 
 

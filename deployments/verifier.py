@@ -17,12 +17,13 @@ import ray
 from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
 
-from deployments.config import OutriderConfig
+from deployments.config import OutriderConfig, TracingConfig
 from deployments.draft_actor import DraftWorker, RayDraft
 from deployments.links import TargetFacts, VerifierStatus
 from deployments.metrics import VerifierMetrics
 from deployments.placement import Threads, bundles, child_options, draft_bundle, threads_for
 from deployments.target_ranks import RankSet
+from deployments.tracing import AnswerSpans, open_tracer
 from workers.draft import InlineDraft
 from workers.engine.model_store import resolve
 from workers.grammar import GrammarSpec
@@ -103,9 +104,13 @@ class VerifierDeployment:
     """Streams answers. A plain class: `app.build` makes it a deployment."""
 
     def __init__(
-        self, open_engine: Callable[[], Engine], clock: Callable[[], float] = time.monotonic
+        self,
+        open_engine: Callable[[], Engine],
+        tracing: TracingConfig,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = open_engine()
+        self._tracer = open_tracer(tracing, "verifier")
         self._metrics = VerifierMetrics()
         self._clock = clock
         self._last_step = (-1, clock())
@@ -149,6 +154,7 @@ class VerifierDeployment:
 
         if request.grammar is not None:
             await asyncio.to_thread(self._engine.loop.learn, request.grammar)
+        spans = AnswerSpans(self._tracer, request)
         self._engine.loop.submit(request, sink)
         ended = False
         try:
@@ -157,6 +163,7 @@ class VerifierDeployment:
                 if isinstance(delta, BaseException):
                     ended = True
                     raise delta
+                spans.add(delta)
                 ended = delta.finish_reason is not None
                 if ended:
                     self._metrics.finished(delta.stats)

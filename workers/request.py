@@ -78,6 +78,7 @@ class GenerationRequest:
     logprobs: how many of the likeliest tokens are told of each, None for nothing at all;
     grammar: what it keeps to, None for nothing;
     group: the same for answers that were asked for together, empty for one by itself;
+    trace: the span that it belongs to, as W3C's traceparent; empty where nobody traces it;
     beginning: where to go on from. Only what follows it is delivered; text, counts and draws are
     those of an answer that was never interrupted.
     """
@@ -96,6 +97,7 @@ class GenerationRequest:
     logprobs: int | None = None
     grammar: GrammarSpec | None = None
     group: str = ""
+    trace: str = ""
     beginning: Beginning | None = None
 
     def __post_init__(self) -> None:
@@ -130,11 +132,20 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step: for proposals, and from the pass over them until a delta was made."""
+
+    draft_s: float
+    verify_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What one target step added to an answer, and what is counted for it so far.
 
     text may be empty while a possible stop string or a broken character is held back. The last
-    delta has the finish reason. logprobs: one for each token, where they were asked for.
+    delta has the finish reason. logprobs: one for each token, where they were asked for; took: how
+    long the step took, where the request is traced.
     """
 
     text: str
@@ -142,3 +153,4 @@ class Delta:
     stats: SpeculationStats
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    took: StepTime | None = None

@@ -7,7 +7,7 @@ so nobody ever waits for a forward pass but the requests themselves.
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from time import perf_counter
 
@@ -22,7 +22,7 @@ from workers.engine.sampling import BadLogits
 from workers.grammar import Grammars, GrammarSpec
 from workers.logprobs import with_logprobs
 from workers.pass_costs import PassCosts, measure_pass_costs, unknown_costs
-from workers.request import GenerationRequest
+from workers.request import Delta, GenerationRequest, StepTime
 from workers.scheduler import Limits, LiveSequence, Scheduler, Sink, Turn
 from workers.speculation.acceptance import Verdict
 from workers.speculation.tree import Proposal
@@ -135,7 +135,10 @@ class Verifier:
             number = turn.sequence.number
             proposal = proposals.get(number, Proposal.empty())
             try:
-                said[number] = self._settle(turn, proposal, rows, states)
+                delta = self._settle(turn, proposal, rows, states)
+                said[number] = len(delta.tokens) if delta else 0
+                if delta:
+                    turn.sequence.sink(_timed(delta, turn.sequence.request, began, guessed))
             except BadLogits as error:  # of this sequence; its neighbours have rows of their own
                 self._fail(turn.sequence, EngineError(str(error)))
         self._target.pool.end_step()
@@ -205,15 +208,15 @@ class Verifier:
             rows=tuple(range(last, size)) if turn.decodes else (),
         )
 
-    def _settle(self, turn: Turn, proposal: Proposal, rows: Tensor, states: Tensor) -> int:
-        """Verify, keep the accepted path's KV, and pass the new tokens on; how many there are."""
+    def _settle(self, turn: Turn, proposal: Proposal, rows: Tensor, states: Tensor) -> Delta | None:
+        """Verify and keep the accepted path's KV: what it adds to the answer, if it does."""
         sequence, own = turn.sequence, range(turn.stop - turn.start)
         known = len(sequence.tokens)
         if not turn.decodes:
             self._keep(turn, own)
             # A copy: as a part of the pass's states they would be sent with all of them.
             self._tell_draft(turn, known, (), states.clone())
-            return 0
+            return None
         verdict = verify(
             proposal, rows, sequence.request.sampling, sequence.history, position=known
         )
@@ -230,8 +233,7 @@ class Verifier:
             self._end(sequence)
         else:
             self._tell_draft(turn, known, delta.tokens, states[list(kept)])
-        sequence.sink(delta)
-        return len(delta.tokens)
+        return delta
 
     def _keep(self, turn: Turn, kept: Sequence[int]) -> None:
         """Commit these slots of the turn's segment: they hold what the sequence says from there."""
@@ -448,6 +450,13 @@ class Verifier:
         if request.draft is not None and request.draft not in self._drafts:
             names = ", ".join(self._drafts.names()) or "no drafts"
             raise ValueError(f"speculation.draft: no draft {request.draft!r}; there is: {names}")
+
+
+def _timed(delta: Delta, request: GenerationRequest, began: float, guessed: float) -> Delta:
+    """With how long the step took, for who wants to know; looking at the clock takes time too."""
+    if not request.trace:
+        return delta
+    return replace(delta, took=StepTime(guessed - began, perf_counter() - guessed))
 
 
 def build_verifier(

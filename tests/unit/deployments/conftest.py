@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 from jinja2 import TemplateError
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from deployments.admission import Admission
 from deployments.config import ApiConfig, LimitsConfig, SpeculationConfig
@@ -18,6 +20,7 @@ from deployments.links import TargetFacts, VerifierStatus
 from deployments.logprobs import Words
 from deployments.metrics import IngressMetrics
 from deployments.prompt import Prompter
+from deployments.tracing import tracer_to
 from router.decision import Outcome, RouteDecision, RouteRequest
 from workers.request import Delta, GenerationRequest, SpeculationStats
 
@@ -162,6 +165,7 @@ class World(SimpleNamespace):
     tokenizer: CharTokenizer
     ends: list[tuple[str, str]]
     log: str
+    spans: InMemorySpanExporter
 
     async def chat(self, **fields: Any) -> httpx.Response:
         body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
@@ -192,11 +196,15 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         count(endpoint, end)
 
     metrics.ended = ended  # type: ignore[method-assign]
-    admission = Admission(verifier, router, Prompter(tokenizer), SpeculationConfig(), limits)
+    spans = InMemorySpanExporter()
+    tracer = tracer_to(SimpleSpanProcessor(spans), 0.0, "ingress")
+    admission = Admission(
+        verifier, router, Prompter(tokenizer), SpeculationConfig(), limits, tracer
+    )
     ingress = Ingress(verifier, router, admission, Words(tokenizer), metrics)
     api = given if isinstance(given, ApiConfig) else ApiConfig()
     api = api.model_copy(update={"request_log": str(tmp_path / "requests.jsonl")})
-    app = create_app(ingress, metrics, api)
+    app = create_app(ingress, metrics, api, tracer)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:
@@ -208,4 +216,5 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             tokenizer=tokenizer,
             ends=ends,
             log=api.request_log,
+            spans=spans,
         )

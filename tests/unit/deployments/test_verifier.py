@@ -12,7 +12,7 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from deployments import verifier as verifier_module
-from deployments.config import OutriderConfig
+from deployments.config import OutriderConfig, TracingConfig
 from deployments.links import TargetFacts
 from deployments.verifier import (
     STUCK_AFTER_S,
@@ -134,7 +134,7 @@ def pool() -> dict[str, Member]:
 
 @pytest.fixture
 def verifier(loop: Loop, ranks: Ranks, clock: Clock, pool: dict[str, Member]) -> VerifierDeployment:
-    return VerifierDeployment(lambda: Engine(loop, FACTS, pool, ranks), clock)
+    return VerifierDeployment(lambda: Engine(loop, FACTS, pool, ranks), TracingConfig(), clock)
 
 
 async def test_a_grammar_is_compiled_beside_all_else(
@@ -295,7 +295,7 @@ async def test_a_replica_that_could_not_start_can_stop() -> None:
 
     broken = VerifierDeployment.__new__(VerifierDeployment)
     with pytest.raises(ValueError, match="no such model"):
-        broken.__init__(fail)  # type: ignore[misc]
+        broken.__init__(fail, TracingConfig())  # type: ignore[misc]
     await broken.close()
 
 

@@ -491,6 +491,18 @@ def test_logprobs_are_plain_decodings_for_every_token(temperature: float) -> Non
     assert temperature or all(each.top[0] == (each.token, each.logprob) for each in told[0])
 
 
+def test_only_a_traced_request_hears_how_long_its_steps_took(world: World) -> None:
+    world.submit(ask("traced", trace="00-1-2-01"))
+    world.submit(ask("other"))
+    run(world)
+    for name, traced in (("traced", True), ("other", False)):
+        deltas = [delta for delta in world.heard[name] if isinstance(delta, Delta)]
+        assert len(deltas) > 1
+        assert all((delta.took is not None) is traced for delta in deltas)
+        assert all(d.took is None or 0 <= d.took.draft_s + d.took.verify_s < 60 for d in deltas)
+        world.check(name)
+
+
 def test_the_last_token_needs_no_guess(world: World) -> None:
     depths: list[int] = []
     propose = world.draft.propose
@@ -658,7 +670,7 @@ def test_what_was_spent_is_known_once_the_step_is_over(world: World) -> None:
     asker = threading.Thread(target=lambda: told.append(world.verifier.spent()))
     settle = world.verifier._settle
 
-    def asked_meanwhile(*arguments: Any) -> int:
+    def asked_meanwhile(*arguments: Any) -> Delta | None:
         asker.start()
         asker.join(timeout=0.05)
         assert told == []

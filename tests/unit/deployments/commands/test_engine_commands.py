@@ -15,7 +15,13 @@ from bench import llama_peers
 from deployments.admission import Admission
 from deployments.cli import main
 from deployments.commands import bench_peers
-from deployments.config import DOMAINS, LimitsConfig, SpeculationConfig, load_config
+from deployments.config import (
+    DOMAINS,
+    LimitsConfig,
+    SpeculationConfig,
+    TracingConfig,
+    load_config,
+)
 from deployments.ingress import Ingress, create_app
 from deployments.links import TargetFacts
 from deployments.logprobs import Words
@@ -23,6 +29,7 @@ from deployments.metrics import IngressMetrics
 from deployments.pool import verifier_over
 from deployments.prompt import Prompter
 from deployments.prompt_file import chat_ids, read_prompts
+from deployments.tracing import open_tracer
 from deployments.verifier import Engine, VerifierDeployment
 from router.decision import Outcome, RouteDecision, RouteRequest
 from tests.serving import listening
@@ -425,14 +432,17 @@ def server(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     verifier.start()
     size, context = target.vocab_size, target.context_length
     facts = TargetFacts("tiny", size, context, context, ("ngram",), created=0)
-    link = VerifierDeployment(lambda: Engine(verifier, facts, {}, None))
+    link = VerifierDeployment(lambda: Engine(verifier, facts, {}, None), TracingConfig())
     metrics, router = IngressMetrics(), LearntNothing()
     tokenizer: Any = target.tokenizer
-    admission = Admission(link, router, Prompter(tokenizer), SpeculationConfig(), LimitsConfig())
+    tracer = open_tracer(TracingConfig(), "ingress")
+    admission = Admission(
+        link, router, Prompter(tokenizer), SpeculationConfig(), LimitsConfig(), tracer
+    )
     ingress = Ingress(link, router, admission, Words(tokenizer), metrics)
     monkeypatch.setenv("OUTRIDER_API_KEY", "secret")
     try:
-        with listening(create_app(ingress, metrics, load_config().api)) as url:
+        with listening(create_app(ingress, metrics, load_config().api, tracer)) as url:
             yield url
     finally:
         verifier.stop()
