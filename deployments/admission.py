@@ -29,6 +29,7 @@ from deployments.openai_schema import (
     TokenizeRequest,
 )
 from deployments.prompt import Prompt, Prompter
+from deployments.tool_calls import ToolUse
 from deployments.tracing import traceparent
 from router.decision import RouteDecision, RouteRequest
 from workers.budget import AUTO, Budget, spending
@@ -74,12 +75,13 @@ class Job:
     """A request that has passed every check, and what its answer is wrapped in.
 
     `choices`: those of each prompt in turn; a prompt's are alike but for names and seeds.
-    `deadline_s`: seconds within which all of them must be complete.
+    `deadline_s`: seconds within which all of them must be complete; `tools`: what they may call.
     """
 
     choices: tuple[Wanted, ...]
     envelope: Envelope
     deadline_s: float | None
+    tools: ToolUse | None
 
 
 class Admission:
@@ -131,7 +133,7 @@ class Admission:
         read = sum(len(prompt.ids) for prompt in prompts.values())
         drafted = tuple(each.choice for each in choices)
         envelope = Envelope(id_, int(time.time()), facts.model, read, drafted)
-        return Job(choices, envelope, self._deadline_s(body))
+        return Job(choices, envelope, self._deadline_s(body), body.tool_use)
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
         """The ids of a text or a chat, how many there are, and how many the context holds.
@@ -161,7 +163,8 @@ class Admission:
     async def _read(self, body: Body, vocab_size: int) -> dict[str, Prompt]:
         """The prompts, by the fields that hold them."""
         if isinstance(body, ChatRequest):
-            return {"messages": await self._prompter.chat(body.messages)}
+            prompt = await self._prompter.chat(body.messages, body.callable_tools)
+            return {"messages": prompt}
         return {
             field: await self._prompter.completion(field, prompt, vocab_size)
             for field, prompt in body.prompts.items()

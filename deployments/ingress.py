@@ -46,6 +46,7 @@ from deployments.openai_schema import (
     model_list,
 )
 from deployments.request_log import RequestLog, note
+from deployments.tool_calls import reader_for
 from deployments.tracing import TraceRequests
 from router.decision import Outcome
 from workers.request import Delta, SpeculationStats, TokenLogprob
@@ -134,13 +135,14 @@ class Ingress:
             async for number, delta in deltas:
                 heard[number].append(delta)
         self._finish(job, answers)
-        choices = [self._said(*both) for both in zip(job.choices, heard, strict=True)]
+        choices = [self._said(job, *both) for both in zip(job.choices, heard, strict=True)]
         return dialect.whole(job.envelope, choices, answers.stats)
 
-    def _said(self, wanted: Wanted, deltas: Sequence[Delta]) -> Said:
+    def _said(self, job: Job, wanted: Wanted, deltas: Sequence[Delta]) -> Said:
         logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
         text = wanted.echo + "".join(delta.text for delta in deltas)
-        return Said(text, deltas[-1].finish_reason or "", self._spelt(wanted, logprobs, 0))
+        spoken = reader_for(job.tools).read(text, last=True)
+        return Said(spoken, deltas[-1].finish_reason, self._spelt(wanted, logprobs, 0))
 
     async def _events(
         self, job: Job, dialect: Dialect, answers: Answers, include_usage: bool
@@ -159,7 +161,8 @@ class Ingress:
     async def _chunks(
         self, job: Job, dialect: Dialect, answers: Answers, include_usage: bool
     ) -> AsyncGenerator[dict[str, Any], None]:
-        offsets = [0] * len(job.choices)
+        offsets, called = [0] * len(job.choices), [0] * len(job.choices)
+        readers = [reader_for(job.tools) for _ in job.choices]
         for number, wanted in enumerate(job.choices):
             if dialect.opens or wanted.echo:
                 yield dialect.opening(job.envelope, number, wanted.echo)
@@ -167,8 +170,11 @@ class Ingress:
             async for number, delta in deltas:
                 words = self._spelt(job.choices[number], delta.logprobs, offsets[number])
                 offsets[number] += sum(len(each.word.text) for each in words or ())
-                if delta.text or delta.finish_reason or words:
-                    yield dialect.chunk(job.envelope, number, delta, words)
+                spoken = readers[number].read(delta.text, last=delta.finish_reason is not None)
+                if spoken.text or spoken.calls or delta.finish_reason or words:
+                    said = Said(spoken, delta.finish_reason, words, called[number])
+                    called[number] += len(spoken.calls)
+                    yield dialect.chunk(job.envelope, number, said, delta.stats)
         self._finish(job, answers)
         if include_usage:
             yield dialect.usage_chunk(job.envelope, answers.stats)
@@ -262,8 +268,10 @@ def _in_our_words(error: Exception) -> ApiError:
         return errors.overloaded(f"too many requests: {error}")
     if isinstance(error, VerifierAway):
         return errors.overloaded(f"the verifier is restarting: {error}")
-    if isinstance(error, ValueError):
-        return errors.bad_request(None, str(error))
+    if isinstance(error, ValueError):  # its message may start with the field's name
+        field, colon, _ = str(error).partition(":")
+        named = field if colon and field.isidentifier() else None
+        return errors.bad_request(named, str(error))
     logger.error("a request failed", exc_info=error)
     return errors.failed(f"{type(error).__name__}: {error}")
 

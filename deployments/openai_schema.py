@@ -8,21 +8,25 @@ is accepted with the one value that asks for nothing.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from deployments.logprobs import WordLogprob, chat_logprobs, completion_logprobs
+from deployments.tool_calls import Call, Spoken, ToolUse
+from deployments.tool_schema import (
+    MAX_TOOLS,
+    Function,
+    NamedTool,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    call_schema,
+)
+from deployments.wire import OneFault, Strict, Text
 from workers.grammar import GrammarSpec
-from workers.request import Delta, SpeculationStats
+from workers.request import SpeculationStats
 
 MAX_STOPS = 16
 MAX_CHOICES = 16
@@ -42,29 +46,10 @@ _Name = Annotated[
     str | None, Field(max_length=512, description="says who asks; changes nothing of the answer")
 ]
 
-_Item = TypeVar("_Item")
-_List = Annotated[list[_Item], Field(fail_fast=True)]
-"""One fault is told of: a list of 100,000 bad items would hold everybody up with as many."""
+_Stop = Annotated[Text, Field(min_length=1)]
 
 
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("holds half of a surrogate pair, which is no text") from None
-    return text
-
-
-_Text = Annotated[str, AfterValidator(_encodable)]
-_Stop = Annotated[_Text, Field(min_length=1)]
-
-
-class _Body(BaseModel):
-    # strict: "1" is not a number and 1.0 is not a count, as at OpenAI.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class SpeculationOptions(_Body):
+class SpeculationOptions(Strict):
     """Which draft rides ahead (`auto`: the router chooses; `none`: plain decoding), and how far."""
 
     draft: str = Field(default="auto", max_length=64)
@@ -80,40 +65,73 @@ class SpeculationOptions(_Body):
         return "auto" if draft is None else draft
 
 
-class StreamOptions(_Body):
+class StreamOptions(Strict):
     """OpenAI's: `include_usage` asks for one more chunk that holds the usage."""
 
     include_usage: bool = False
 
 
-class TextPart(_Body):
+class TextPart(Strict):
     """A piece of a message. Only text is served."""
 
     type: Literal["text"]
-    text: _Text
+    text: Text
 
 
-class Message(_Body):
+class Message(Strict):
     """One turn of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: _Text | _List[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: Annotated[OneFault[ToolCall], Field(max_length=MAX_TOOLS)] | None = Field(
+        default=None, description="what the assistant called"
+    )
+    tool_call_id: Text | None = Field(
+        default=None, validate_default=True, description="whose result a tool's message is"
+    )
+    content: Text | OneFault[TextPart] | None = Field(default=None, validate_default=True)
     # What the official client's own answers hold, so that they can be sent back as they are.
     refusal: None = None
     audio: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _only_the_assistant_calls(
+        cls, calls: list[ToolCall] | None, info: ValidationInfo
+    ) -> list[ToolCall] | None:
+        if calls and info.data.get("role") != "assistant":
+            raise ValueError("only the assistant's messages have any")
+        return calls
+
+    @field_validator("tool_call_id")
+    @classmethod
+    def _a_result_names_its_call(cls, id_: str | None, info: ValidationInfo) -> str | None:
+        is_result = info.data.get("role") == "tool"
+        if id_ is None and is_result:
+            raise PydanticCustomError("missing", "a tool's message names the call it answers")
+        if id_ is not None and not is_result:
+            raise ValueError("only a tool's messages have one")
+        return id_
+
+    @field_validator("content")
+    @classmethod
+    def _something_is_said(cls, content: Any, info: ValidationInfo) -> Any:
+        if content is None and not info.data.get("tool_calls", True):
+            raise PydanticCustomError("missing", "must be a text, or a list of texts")
+        return content
 
     @property
     def text(self) -> str:
         """The content in one string, its parts joined as they come."""
+        if self.content is None:
+            return ""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
 
 
-class TextFormat(_Body):
+class TextFormat(Strict):
     """Any text at all."""
 
     type: Literal["text"]
@@ -124,7 +142,7 @@ class TextFormat(_Body):
         return None
 
 
-class JsonObject(_Body):
+class JsonObject(Strict):
     """Any JSON object."""
 
     type: Literal["json_object"]
@@ -135,16 +153,16 @@ class JsonObject(_Body):
         return GrammarSpec("json_schema", '{"type": "object"}')
 
 
-class NamedSchema(_Body):
+class NamedSchema(Strict):
     """OpenAI's wrapping of a JSON schema. It is always kept to, whatever `strict` says."""
 
-    name: _Text = Field(max_length=64)
-    description: _Text | None = None
+    name: Text = Field(max_length=64)
+    description: Text | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
 
 
-class JsonSchema(_Body):
+class JsonSchema(Strict):
     """JSON that fits a schema."""
 
     type: Literal["json_schema"]
@@ -156,11 +174,11 @@ class JsonSchema(_Body):
         return GrammarSpec("json_schema", json.dumps(self.json_schema.schema_))
 
 
-class Regex(_Body):
+class Regex(Strict):
     """A text that a regular expression matches as a whole."""
 
     type: Literal["regex"]
-    regex: _Text = Field(min_length=1)
+    regex: Text = Field(min_length=1)
 
     @property
     def grammar(self) -> GrammarSpec | None:
@@ -168,11 +186,11 @@ class Regex(_Body):
         return GrammarSpec("regex", self.regex)
 
 
-class Ebnf(_Body):
+class Ebnf(Strict):
     """A text of a context-free grammar, in the form of GGML's GBNF; its first rule is `root`."""
 
     type: Literal["grammar"]
-    grammar_: _Text = Field(alias="grammar", min_length=1)
+    grammar_: Text = Field(alias="grammar", min_length=1)
 
     @property
     def grammar(self) -> GrammarSpec | None:
@@ -185,7 +203,7 @@ _Format = Annotated[
 ]
 
 
-class _Generation(_Body):
+class _Generation(Strict):
     """What both endpoints take. Ranges are OpenAI's where they have the field."""
 
     model: _Model = None
@@ -284,11 +302,16 @@ class _Generation(_Body):
         """Whether an answer begins with its prompt."""
         return False
 
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """What the answer may call; None: nothing."""
+        return None
+
 
 class ChatRequest(_Generation):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[_List[Message], Field(min_length=1)]
+    messages: Annotated[OneFault[Message], Field(min_length=1)]
     max_completion_tokens: _Count | None = Field(
         default=None, description="OpenAI's new name for max_tokens"
     )
@@ -296,6 +319,69 @@ class ChatRequest(_Generation):
     top_logprobs: _Top | None = Field(
         default=None, description="how many of the likeliest tokens to tell at each place"
     )
+
+    tools: Annotated[OneFault[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = Field(
+        default=None, description="functions that the answer may call"
+    )
+    tool_choice: ToolChoice | None = Field(
+        default=None, description="auto: what is said decides; required, or a name: it is a call"
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="an answer that must be a call is one call in any case"
+    )
+
+    @field_validator("tools")
+    @classmethod
+    def _names_are_unique(cls, tools: list[Tool] | None) -> list[Tool] | None:
+        names = [tool.function.name for tool in tools or ()]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                raise ValueError(f"two functions are called {name!r}")
+        return tools
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _there_is_a_choice(
+        cls, choice: ToolChoice | None, info: ValidationInfo
+    ) -> ToolChoice | None:
+        if choice in (None, "none"):
+            return choice
+        names = [tool.function.name for tool in info.data.get("tools") or ()]
+        if not names and "tools" in info.data:
+            raise ValueError("there are no tools to choose from: send some, or leave it out")
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise ValueError(f"there is no function {choice.function.name!r} among the tools")
+        if choice != "auto":
+            for field in ("response_format", "min_tokens", "ignore_eos"):
+                if info.data.get(field):
+                    raise ValueError(f"an answer that must be a call has its own form: no {field}")
+        return choice
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """Those that the target is told of."""
+        return [] if self.tool_choice == "none" else list(self.tools or ())
+
+    @property
+    def forced(self) -> list[Function]:
+        """The functions of which the answer must call one; none where it need not."""
+        if self.tool_choice in (None, "none", "auto"):
+            return []
+        functions = [tool.function for tool in self.callable_tools]
+        if isinstance(self.tool_choice, NamedTool):
+            return [each for each in functions if each.name == self.tool_choice.function.name]
+        return functions
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        names = frozenset(tool.function.name for tool in self.callable_tools)
+        return ToolUse(names, bool(self.forced)) if names else None
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        if self.forced:
+            return GrammarSpec("json_schema", json.dumps(call_schema(self.forced)), "tools")
+        return super().grammar
 
     @field_validator("top_logprobs")
     @classmethod
@@ -321,10 +407,11 @@ class ChatRequest(_Generation):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-_Tokens = Annotated[_List[_TokenId], Field(min_length=1)]
+_Tokens = Annotated[OneFault[_TokenId], Field(min_length=1)]
 
 
-_Prompts = Annotated[_List[_Item], Field(min_length=1)]
+_Texts = Annotated[OneFault[Text], Field(min_length=1)]
+_TokenLists = Annotated[OneFault[_Tokens], Field(min_length=1)]
 
 
 class CompletionRequest(_Generation):
@@ -332,7 +419,7 @@ class CompletionRequest(_Generation):
     if it had been sent alone.
     """
 
-    prompt: _Text | _Tokens | _Prompts[_Text] | _Prompts[_Tokens]
+    prompt: Text | _Tokens | _Texts | _TokenLists
     best_of: _One | None = None
     echo: bool | None = Field(default=None, description="whether an answer begins with its prompt")
     logprobs: _Top | None = Field(
@@ -365,12 +452,12 @@ class CompletionRequest(_Generation):
         return {"prompt": prompt}
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(Strict):
     """POST /tokenize: a text, or a chat as the target reads it."""
 
     model: _Model = None
-    prompt: _Text | None = None
-    messages: Annotated[_List[Message], Field(min_length=1)] | None = Field(
+    prompt: Text | None = None
+    messages: Annotated[OneFault[Message], Field(min_length=1)] | None = Field(
         default=None, validate_default=True
     )
 
@@ -387,11 +474,11 @@ class TokenizeRequest(_Body):
         return messages
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: _Model = None
-    tokens: _List[_TokenId]
+    tokens: OneFault[_TokenId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,27 +535,37 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One choice of an answer that is not streamed. words: its logprobs, if it has any."""
+    """A choice of an answer, or a piece of one in a stream. reason: why it ended, None while it
+    goes on; words: its logprobs, if it has any; called: how many calls there were before.
+    """
 
-    text: str
-    reason: str
+    spoken: Spoken
+    reason: str | None
     words: Sequence[WordLogprob] | None
+    called: int = 0
+
+    @property
+    def ended(self) -> str | None:
+        """The reason as the client hears it: an answer that ended with a call made one."""
+        made = self.called or self.spoken.calls
+        return "tool_calls" if made and self.reason == "stop" else self.reason
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How one endpoint words its bodies; all else about the two is the same.
 
-    `answer` makes the choice's content of the whole text, `piece` of a chunk's text (None: a chat
-    stream's first chunk, which only says who speaks; `opens` tells whether there is one).
+    `answer` makes the choice's content of all that was said, `piece` of a chunk's (None: a chat
+    stream's first chunk, which only says who speaks; `opens` tells whether there is one), with the
+    number of calls before it.
     """
 
     prefix: str
     object: str
     chunk_object: str
     opens: bool
-    answer: Callable[[str], dict[str, Any]]
-    piece: Callable[[str | None], dict[str, Any]]
+    answer: Callable[[Spoken], dict[str, Any]]
+    piece: Callable[[Spoken | None, int], dict[str, Any]]
     logprobs: Callable[[Sequence[WordLogprob]], dict[str, Any]]
 
     def whole(
@@ -478,7 +575,7 @@ class Dialect:
         return {
             **_head(envelope, self.object),
             "choices": [
-                self._choice(number, self.answer(said.text), said.reason, said.words)
+                self._choice(number, self.answer(said.spoken), said.ended, said.words)
                 for number, said in enumerate(choices)
             ],
             "usage": envelope.usage(stats),
@@ -489,15 +586,17 @@ class Dialect:
         """A choice's first chunk, before any of its answer: who speaks, or the prompt that the
         answer begins with.
         """
-        return self._chunk(envelope, number, None if self.opens else echo, None, None)
+        content = self.piece(None if self.opens else Spoken(echo), 0)
+        return self._chunk(envelope, self._choice(number, content, None, None))
 
     def chunk(
-        self, envelope: Envelope, number: int, delta: Delta, words: Sequence[WordLogprob] | None
+        self, envelope: Envelope, number: int, said: Said, stats: SpeculationStats
     ) -> dict[str, Any]:
-        """One chunk per Delta; a choice's last one says why it ended and what speculation did."""
-        body = self._chunk(envelope, number, delta.text, delta.finish_reason, words)
-        if delta.finish_reason:
-            body["speculation"] = envelope.speculation(delta.stats, envelope.drafted[number])
+        """A piece of a choice; its last one says why it ended and what speculation did."""
+        content = self.piece(said.spoken, said.called)
+        body = self._chunk(envelope, self._choice(number, content, said.ended, said.words))
+        if said.reason:
+            body["speculation"] = envelope.speculation(stats, envelope.drafted[number])
         return body
 
     def usage_chunk(self, envelope: Envelope, stats: SpeculationStats) -> dict[str, Any]:
@@ -509,18 +608,8 @@ class Dialect:
             "speculation": envelope.speculation(stats, envelope.choice),
         }
 
-    def _chunk(
-        self,
-        envelope: Envelope,
-        number: int,
-        text: str | None,
-        reason: str | None,
-        words: Sequence[WordLogprob] | None,
-    ) -> dict[str, Any]:
-        return {
-            **_head(envelope, self.chunk_object),
-            "choices": [self._choice(number, self.piece(text), reason, words)],
-        }
+    def _chunk(self, envelope: Envelope, choice: dict[str, Any]) -> dict[str, Any]:
+        return {**_head(envelope, self.chunk_object), "choices": [choice]}
 
     def _choice(
         self,
@@ -542,8 +631,32 @@ def _head(envelope: Envelope, object_: str) -> dict[str, Any]:
     }
 
 
-def _spoken(text: str | None) -> dict[str, Any]:
-    return {"delta": {"role": "assistant", "content": ""} if text is None else {"content": text}}
+def _message(spoken: Spoken) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": spoken.text}
+    if spoken.calls:
+        calls = [_told(call) for call in spoken.calls]
+        message |= {"content": spoken.text or None, "tool_calls": calls}
+    return {"message": message}
+
+
+def _delta(spoken: Spoken | None, called: int) -> dict[str, Any]:
+    if spoken is None:
+        return {"delta": {"role": "assistant", "content": ""}}
+    delta: dict[str, Any] = {"content": spoken.text}
+    if spoken.calls:
+        delta["tool_calls"] = [
+            {"index": number, **_told(call)} for number, call in enumerate(spoken.calls, called)
+        ]
+    return {"delta": delta}
+
+
+def _text(spoken: Spoken) -> dict[str, Any]:
+    return {"text": spoken.text}
+
+
+def _told(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 CHAT = Dialect(
@@ -551,8 +664,8 @@ CHAT = Dialect(
     object="chat.completion",
     chunk_object="chat.completion.chunk",
     opens=True,
-    answer=lambda text: {"message": {"role": "assistant", "content": text}},
-    piece=_spoken,
+    answer=_message,
+    piece=_delta,
     logprobs=chat_logprobs,
 )
 
@@ -561,8 +674,8 @@ COMPLETION = Dialect(
     object="text_completion",
     chunk_object="text_completion",
     opens=False,
-    answer=lambda text: {"text": text},
-    piece=lambda text: {"text": text},
+    answer=_text,
+    piece=lambda spoken, _: _text(spoken or Spoken("")),
     logprobs=completion_logprobs,
 )
 

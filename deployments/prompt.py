@@ -9,6 +9,8 @@ from jinja2 import TemplateError
 
 from deployments.errors import bad_request
 from deployments.openai_schema import Message
+from deployments.tool_calls import calls_told, described, knows_tools
+from deployments.tool_schema import Tool
 from router.decision import RouteRequest
 
 # The template decides what a role looks like; it knows OpenAI's newer name for "system" by the
@@ -26,7 +28,8 @@ class Tokenizer(Protocol):
 
     def apply_chat_template(
         self,
-        conversation: Sequence[Mapping[str, str]],
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         tokenize: bool,
         add_generation_prompt: bool,
@@ -51,7 +54,7 @@ class Prompter:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    async def chat(self, messages: Sequence[Message]) -> Prompt:
+    async def chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
         """The chat in the target's template, ready for the assistant's turn.
 
         Raises:
@@ -61,7 +64,7 @@ class Prompter:
             raise bad_request(
                 "messages", "this target has no chat template; use /v1/completions instead"
             )
-        return await asyncio.to_thread(self._chat, messages)
+        return await asyncio.to_thread(self._chat, messages, tools)
 
     async def completion(self, field: str, prompt: str | list[int], vocab_size: int) -> Prompt:
         """A text, or ids as they are.
@@ -86,14 +89,15 @@ class Prompter:
         _check_ids("tokens", ids, vocab_size)
         return await asyncio.to_thread(self._tokenizer.decode, ids)
 
-    def _chat(self, messages: Sequence[Message]) -> Prompt:
-        conversation = [
-            {"role": _TEMPLATE_ROLES.get(message.role, message.role), "content": message.text}
-            for message in messages
-        ]
+    def _chat(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Prompt:
+        conversation, told = [_turn(message) for message in messages], None
+        if not knows_tools(str(self._tokenizer.chat_template)):
+            conversation = described(conversation, tools)
+        elif tools:
+            told = [tool.model_dump(exclude_none=True) for tool in tools]
         try:
             text = self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True
+                conversation, told, tokenize=False, add_generation_prompt=True
             )
         except TemplateError as error:
             raise bad_request("messages", f"the target's chat template refuses: {error}") from error
@@ -111,6 +115,17 @@ class Prompter:
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    """As chat templates read it."""
+    role = _TEMPLATE_ROLES.get(message.role, message.role)
+    turn: dict[str, Any] = {"role": role, "content": message.text}
+    if message.tool_calls:
+        turn["tool_calls"] = calls_told(message.tool_calls)
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
 
 
 def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:

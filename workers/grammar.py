@@ -20,11 +20,13 @@ class GrammarSpec:
     """What an answer keeps to.
 
     json_schema: text is the schema; regex: text is the expression; ebnf: text is the grammar, whose
-    first rule is called root. All of it is for the whole answer.
+    first rule is called root. All of it is for the whole answer. field: of the request, that says
+    so.
     """
 
     kind: Literal["json_schema", "regex", "ebnf"]
     text: str
+    field: str = "response_format"
 
 
 class GrammarState:
@@ -87,7 +89,7 @@ class Grammars:
             compiled = self._compiled(spec)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
-            raise ValueError(f"response_format: this {spec.kind} is none: {reason}") from error
+            raise ValueError(f"{spec.field}: this {spec.kind} is none: {reason}") from error
         return GrammarState(GrammarMatcher(compiled), self._vocab_size)
 
     def _compiled(self, spec: GrammarSpec) -> Any:

@@ -262,6 +262,62 @@ def test_drafts_that_break_a_schema_change_nothing(http: httpx.Client) -> None:
         assert {each["choices"][0]["finish_reason"] for each in told} == {"stop"}
 
 
+def test_a_call_goes_to_the_official_client_and_its_result_comes_back(
+    client: openai.OpenAI,
+) -> None:
+    function = {"name": "sing", "parameters": SONG}
+    messages: list[Any] = [{"role": "user", "content": "sing for the king"}]
+    ask: Any = {
+        "model": "long",
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": {"type": "function", "function": {"name": "sing"}},
+        "temperature": 0,
+        "max_tokens": 200,
+    }
+    told = {}
+    for draft in ("none", "self", "twin"):
+        answer = client.chat.completions.create(
+            **ask, messages=messages, extra_body={"speculation": {"draft": draft}}
+        )
+        (choice,) = answer.choices
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        (call,) = choice.message.tool_calls or ()
+        assert call.type == "function"
+        jsonschema.validate(json.loads(call.function.arguments), SONG)
+        told[draft] = (call.function.name, call.function.arguments)
+        speculation: Any = (answer.model_extra or {})["speculation"]
+        assert (speculation["drafted"] > 0) is (draft != "none")
+    assert told["self"] == told["twin"] == told["none"]
+    streamed = [
+        part
+        for chunk in client.chat.completions.create(**ask, messages=messages, stream=True)
+        for part in chunk.choices[0].delta.tool_calls or ()
+    ]
+    assert [
+        (part.function.name, part.function.arguments) for part in streamed if part.function
+    ] == [told["none"]]
+    result = {"role": "tool", "tool_call_id": call.id, "content": "la la la"}
+    messages += [choice.message.to_dict(), result]
+    answer = client.chat.completions.create(
+        model="long", messages=messages, tools=ask["tools"], tool_choice="none", max_tokens=8
+    )
+    assert answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_a_schema_of_arguments_that_is_none_is_told_of_the_tools(http: httpx.Client) -> None:
+    function = {"name": "sing", "parameters": {"type": "object", "properties": 3}}
+    body = {
+        "messages": [{"role": "user", "content": "sing"}],
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
+    }
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools"
+
+
 def test_a_grammar_that_is_none_is_told_before_anything_is_said(http: httpx.Client) -> None:
     wish = {"type": "regex", "regex": "(unclosed"}
     body = {**ASK, "response_format": wish, "stream": True}

@@ -1,6 +1,7 @@
 """A verifier and a router that do as they are told, and the HTTP application around them."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,14 +47,19 @@ class CharTokenizer:
 
     def apply_chat_template(
         self,
-        conversation: Sequence[Mapping[str, str]],
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         tokenize: bool,
         add_generation_prompt: bool,
     ) -> str:
         if conversation[0]["content"] == "refuse me":
             raise TemplateError("roles must alternate")
-        return "".join(f"{turn['role']}:{turn['content']}\n" for turn in conversation)
+        told = "" if tools is None else f"tools:{json.dumps(tools)}\n"
+        return told + "".join(
+            f"{turn['role']}:{turn['content']}{json.dumps(turn.get('tool_calls', ''))[1:-1]}\n"
+            for turn in conversation
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids))
@@ -179,6 +185,13 @@ class World(SimpleNamespace):
 def said() -> Callable[..., list[Delta]]:
     """Makes scripts."""
     return script
+
+
+@pytest.fixture
+def roomy_world(world: World) -> World:
+    """With a context that holds the description of a tool, letter by letter."""
+    world.verifier.served = replace(FACTS, context_length=2000, request_tokens=2000)
+    return world
 
 
 @pytest.fixture

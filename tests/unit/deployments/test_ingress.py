@@ -233,6 +233,54 @@ async def test_choices_are_streamed_side_by_side(world: Any, said: Callable[...,
     assert [opening["choices"][0]["index"] for opening in openings] == [0, 1]
 
 
+ADD = {"type": "function", "function": {"name": "add"}}
+SAID = 'So: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+async def test_calls_are_told_apart_from_text_streamed_or_not(
+    roomy_world: Any, said: Callable[..., Any], reason: str
+) -> None:
+    roomy_world.verifier.script = said(SAID[:9], SAID[9:30], SAID[30:], reason=reason)
+    body = (await roomy_world.chat(tools=[ADD])).json()
+    (choice,) = body["choices"]
+    message = choice["message"]
+    assert message["content"] == "So:"
+    (call,) = message["tool_calls"]
+    assert call.pop("id").startswith("call_")
+    assert call == {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    assert choice["finish_reason"] == {"stop": "tool_calls", "length": "length"}[reason]
+    assert body["usage"]["completion_tokens"] == len(SAID)
+    _, *chunks = events((await roomy_world.chat(tools=[ADD], stream=True)).text)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert [delta["content"] for delta in deltas] == ["So:", ""]
+    (streamed,) = deltas[-1]["tool_calls"]
+    assert streamed.pop("id").startswith("call_")
+    assert streamed == {"index": 0, **call}
+    assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+
+
+async def test_a_later_call_of_a_stream_has_a_later_place(
+    roomy_world: Any, said: Callable[..., Any]
+) -> None:
+    roomy_world.verifier.script = said(SAID, SAID, ".")
+    _, *chunks = events((await roomy_world.chat(tools=[ADD], stream=True)).text)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert [call["index"] for delta in deltas for call in delta.get("tool_calls", ())] == [0, 1]
+    assert "".join(delta["content"] for delta in deltas) == "So: So: ."
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": [ADD], "tool_choice": "none"}])
+async def test_without_tools_a_call_is_text(
+    world: Any, said: Callable[..., Any], fields: dict[str, Any]
+) -> None:
+    world.verifier.script = said(SAID)
+    (choice,) = (await world.chat(**fields)).json()["choices"]
+    assert choice["message"] == {"role": "assistant", "content": SAID}
+    assert choice["finish_reason"] == "stop"
+
+
 async def test_prompts_are_answered_in_their_order_each_with_its_own_draft(
     world: Any, said: Callable[..., Any]
 ) -> None:

@@ -10,6 +10,19 @@ from openai.types.chat import ChatCompletionMessage as openai_message
 from deployments import errors
 from deployments.errors import from_validation
 
+USER = {"role": "user", "content": "Hi"}
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def choice(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    return {"properties": nested(levels - 1)} if levels else {}
+
+
 BAD_FIELDS = [
     ({"temperature": -1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
@@ -86,7 +99,7 @@ BAD_CHATS = [
     ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
     ({"messages": [{"role": "user"}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
     ({"messages": [{"role": "user", "content": "x", "name": "n"}]}, "messages.0.name"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
@@ -94,6 +107,52 @@ BAD_CHATS = [
     ),
     ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+    ({"messages": [{"role": "tool", "content": "2"}]}, "messages.0.tool_call_id"),
+    ({"messages": [{**USER, "tool_call_id": "x"}]}, "messages.0.tool_call_id"),
+    ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages.0.tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages.0.content"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "id": ""}]}]},
+        "messages.0.tool_calls.0.id",
+    ),
+    *(
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{**CALL, "function": {"name": "add", "arguments": said}}],
+                    }
+                ]
+            },
+            "messages.0.tool_calls.0.function.arguments",
+        )
+        for said in ("x", "[]", "[" * 9999, '{"a": "\\ud800"}', {"a": 1})
+    ),
+    ({"tools": [ADD, ADD]}, "tools"),
+    ({"tools": [ADD] * 129}, "tools"),
+    ({"tools": [{"type": "retrieval"}]}, "tools.0.type"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"a": "\ud800"}}}]},
+        "tools.0.function.parameters",
+    ),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a", "parameters": nested(99)}}]},
+        "tools.0.function.parameters",
+    ),
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tool_choice": "sometimes", "tools": [ADD]}, "tool_choice"),
+    ({"tool_choice": choice("sub"), "tools": [ADD]}, "tool_choice"),
+    (
+        {
+            "tool_choice": choice("add"),
+            "tools": [ADD],
+            "response_format": {"type": "json_object"},
+        },
+        "tool_choice",
+    ),
+    ({"tool_choice": "required", "tools": [ADD], "min_tokens": 2}, "tool_choice"),
     ({"n": 16}, "n"),
     ({"logprobs": 3}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
@@ -332,6 +391,37 @@ async def test_what_an_answer_keeps_to_reaches_the_verifier(
         assert (request.grammar.kind, request.grammar.text) == (kind, text)
     await world.chat(response_format={"type": "text"})
     assert world.verifier.requests[-1].grammar is None
+
+
+async def test_what_must_be_called_reaches_the_verifier(roomy_world: Any) -> None:
+    look = {"type": "function", "function": {"name": "look"}}
+    for wish in (None, "auto", "none", "required", choice("look")):
+        await roomy_world.chat(tools=[ADD, look], tool_choice=wish)
+    *free, any_of_both, named = [request.grammar for request in roomy_world.verifier.requests]
+    assert free == [None] * 3
+    assert [branch["properties"]["name"] for branch in json.loads(any_of_both.text)["anyOf"]] == [
+        {"const": "add"},
+        {"const": "look"},
+    ]
+    assert json.loads(named.text)["properties"]["name"] == {"const": "look"}
+    assert named.field == "tools"
+    told = [
+        "<tools>" in roomy_world.tokenizer.decode(r.prompt) for r in roomy_world.verifier.requests
+    ]
+    assert told == [True, True, False, True, True]
+
+
+async def test_a_template_that_knows_tools_is_given_them(roomy_world: Any) -> None:
+    roomy_world.tokenizer.chat_template = "{{ tools }}"
+    messages = [USER, {"role": "assistant", "tool_calls": [CALL]}]
+    messages += [{"role": "tool", "tool_call_id": "c1", "content": "2"}]
+    assert (await roomy_world.chat(tools=[ADD], messages=messages)).status_code == 200
+    read = roomy_world.tokenizer.decode(roomy_world.verifier.requests[0].prompt)
+    assert read == (
+        f"tools:{json.dumps([ADD])}\nuser:Hi\nassistant:"
+        '{"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}'
+        "\ntool:2\n"
+    )
 
 
 async def test_how_many_logprobs_reaches_the_verifier(world: Any) -> None:
