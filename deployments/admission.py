@@ -15,7 +15,7 @@ from typing import Any
 from opentelemetry.trace import Tracer
 
 from deployments.config import RESERVED_NAMES, LimitsConfig, SpeculationConfig
-from deployments.errors import ApiError, bad_request
+from deployments.errors import ApiError, bad_request, refused
 from deployments.links import RouterLink, TargetFacts, VerifierLink
 from deployments.openai_schema import (
     SEED_LIMIT,
@@ -296,8 +296,8 @@ def sampling_of(body: Body, vocab_size: int) -> SamplingParams:
             **{name: value for name, value in given.items() if value is not None},
         )
         params.check_vocabulary(vocab_size)
-    except ValueError as error:  # its message starts with the field's name
-        raise bad_request(str(error).partition(":")[0], str(error), "invalid_value") from error
+    except ValueError as error:
+        raise refused(error) from error
     return params
 
 

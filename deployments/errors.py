@@ -7,6 +7,7 @@ it. Before a stream starts an error is an HTTP status with this body; after that
 event.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +15,8 @@ from typing import Any, Literal
 ErrorType = Literal[
     "invalid_request_error", "not_found_error", "overloaded_error", "timeout_error", "server_error"
 ]
+
+_FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)*(?=: )")
 
 RETRY_AFTER_S = 1
 """Seconds a refused client should wait: about the time in which a place becomes free."""
@@ -57,6 +60,14 @@ class ApiError(Exception):
 def bad_request(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
     """A 400 that names the field."""
     return ApiError(400, message, param=param, code=code)
+
+
+def refused(error: ValueError) -> ApiError:
+    """The 400 for what only a look at the target could tell: messages begin with the field's name
+    where it is about one.
+    """
+    field = _FIELD.match(str(error))
+    return bad_request(field and field[0], str(error))
 
 
 def overloaded(message: str) -> ApiError:
@@ -116,6 +127,8 @@ def field_path(fault: Mapping[str, Any], body: object) -> tuple[str, ...]:
             here = here[part]
         elif fault["type"] == "missing" and number == len(parts):
             path.append(str(part))
+    if fault["type"] == "string_unicode" and _has(here, fault["input"]):
+        path.append(fault["input"])  # not what is there but its name is no text
     return tuple(path)
 
 

@@ -268,10 +268,8 @@ def _in_our_words(error: Exception) -> ApiError:
         return errors.overloaded(f"too many requests: {error}")
     if isinstance(error, VerifierAway):
         return errors.overloaded(f"the verifier is restarting: {error}")
-    if isinstance(error, ValueError):  # its message may start with the field's name
-        field, colon, _ = str(error).partition(":")
-        named = field if colon and field.isidentifier() else None
-        return errors.bad_request(named, str(error))
+    if isinstance(error, ValueError):
+        return errors.refused(error)
     logger.error("a request failed", exc_info=error)
     return errors.failed(f"{type(error).__name__}: {error}")
 

@@ -5,6 +5,7 @@ only wrong. The automata are xgrammar's (Dong et al., "XGrammar: flexible and ef
 generation engine for large language models", 2024).
 """
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+
+_WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # in whose source an error was found, and when
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,8 @@ class Grammars:
 
         try:
             compiled = self._compiled(spec)
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1]
+        except (RuntimeError, UnicodeDecodeError) as error:
+            reason = _WHERE.sub("", _words(error).strip().splitlines()[-1])
             raise ValueError(f"{spec.field}: this {spec.kind} is none: {reason}") from error
         return GrammarState(GrammarMatcher(compiled), self._vocab_size)
 
@@ -108,3 +111,10 @@ class Grammars:
             self._tokenizer, vocab_size=self._vocab_size, stop_token_ids=self._ends
         )
         return GrammarCompiler(info, max_threads=1)
+
+
+def _words(error: RuntimeError | UnicodeDecodeError) -> str:
+    """What went wrong, also where xgrammar quotes the grammar and cuts a character in two."""
+    if isinstance(error, UnicodeDecodeError):
+        return error.object.decode(errors="replace")
+    return str(error)

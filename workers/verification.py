@@ -34,7 +34,7 @@ def verify(
 
     logits: [1 + nodes, vocabulary], the first row after the last committed token, then one row per
     node. position: where the first of the new tokens will stand. Raises BadLogits when the walk
-    comes to a row that is no numbers.
+    comes to a row that is no numbers, NothingAllowed when it comes to where nothing may follow.
     """
     if proposal.q is not None:
         return _verify_ratio(proposal.tree, proposal.q, logits, params, history, position)

@@ -18,7 +18,7 @@ from workers.controller import Controller, Step
 from workers.draft import DraftClient, DraftSpec, Features, Terms
 from workers.draft_pool import Asking, DraftPool
 from workers.engine.pack import Pack, Segment, chain_parents
-from workers.engine.sampling import BadLogits
+from workers.engine.sampling import BadLogits, NothingAllowed
 from workers.grammar import Grammars, GrammarSpec
 from workers.logprobs import with_logprobs
 from workers.pass_costs import PassCosts, measure_pass_costs, unknown_costs
@@ -141,6 +141,8 @@ class Verifier:
                     turn.sequence.sink(_timed(delta, turn.sequence.request, began, guessed))
             except BadLogits as error:  # of this sequence; its neighbours have rows of their own
                 self._fail(turn.sequence, EngineError(str(error)))
+            except NothingAllowed as error:
+                self._fail(turn.sequence, error)
         self._target.pool.end_step()
         over = perf_counter()
         self._steps += 1
@@ -357,7 +359,7 @@ class Verifier:
         for sequence in [*self._scheduler.running.values(), *self._scheduler.waiting]:
             self._fail(sequence, error)
 
-    def _fail(self, sequence: LiveSequence, error: EngineError) -> None:
+    def _fail(self, sequence: LiveSequence, error: Exception) -> None:
         sequence.sink(error)  # first: whatever happens then, nobody waits for an answer
         self._end(sequence)
 
@@ -371,7 +373,8 @@ class Verifier:
         self._grammars.start(grammar)
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
-        """Queue a request. The loop's thread calls `sink` with its deltas, or with an EngineError.
+        """Queue a request. The loop's thread calls `sink` with its deltas, or with an EngineError,
+        or with a ValueError where its grammar lets nothing follow.
 
         Raises QueueFull, ValueError naming the field that cannot be served, or EngineDown after
         `stop`.

@@ -24,6 +24,13 @@ class BadLogits(RuntimeError):
         )
 
 
+class NothingAllowed(ValueError):
+    """The answer's grammar has led to where nothing may follow, and it may not end either."""
+
+    def __init__(self) -> None:
+        super().__init__("response_format: it leads to where nothing may follow, not even the end")
+
+
 # Enough for top-p to find its nucleus without sorting a whole vocabulary, nearly always.
 FIRST_NUCLEUS = 64
 
@@ -134,11 +141,16 @@ class TokenHistory:
         return self._size >= self._min_tokens and self._grammar is None
 
     def cut(self, scores: Tensor, path: Sequence[int]) -> Tensor:
-        """scores [vocabulary] with -inf for all that cannot follow `path`; a copy if any is."""
+        """scores [vocabulary] with -inf for all that cannot follow `path`; a copy if any is.
+
+        Raises NothingAllowed.
+        """
         if self._size + len(path) < self._min_tokens and self._ends:
             scores = scores.index_fill(0, torch.tensor(self._ends, device=scores.device), -inf)
         allowed = None if self._grammar is None else self._grammar.allowed(path)
         if allowed is not None:
+            if not allowed.any():
+                raise NothingAllowed
             scores = scores.masked_fill(~allowed.to(scores.device), -inf)
         return scores
 
@@ -169,7 +181,8 @@ def law(
 ) -> Law:
     """p after `history` and `path` (the tokens from the last committed one down to this node).
 
-    logits: [vocabulary], any float dtype; left unchanged. Raises BadLogits.
+    logits: [vocabulary], any float dtype; left unchanged. Raises BadLogits or
+    NothingAllowed.
     """
     scores = adjusted(logits.float(), params, history, path)
     highest, best = scores.max(0)
