@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -24,7 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments import errors, sse
+from deployments import errors, openapi, sse
 from deployments.admission import Admission, Body, Job, Wanted, check_model
 from deployments.answer import Answer, Answers
 from deployments.config import ApiConfig
@@ -328,14 +329,20 @@ def create_app(
     ingress: Ingress, metrics: IngressMetrics, api: ApiConfig, tracer: Tracer
 ) -> FastAPI:
     """The HTTP application around an ingress."""
-    app = FastAPI(title="Outrider", redoc_url=None)
-    app.post("/v1/chat/completions", response_model=None)(ingress.chat)
-    app.post("/v1/completions", response_model=None)(ingress.completion)
-    app.post("/tokenize")(ingress.tokenize)
-    app.post("/detokenize")(ingress.detokenize)
-    app.get("/v1/models")(ingress.models)
-    app.get("/v1/models/{name:path}")(ingress.model)
-    app.get("/health", response_model=None)(ingress.health)
+    app = FastAPI(title="Outrider", version=version("outrider"), redoc_url=None)
+    for method, path, endpoint, responses in (
+        ("POST", "/v1/chat/completions", ingress.chat, openapi.streams(openapi.ChatCompletion)),
+        ("POST", "/v1/completions", ingress.completion, openapi.streams(openapi.Completion)),
+        ("POST", "/tokenize", ingress.tokenize, openapi.answers(openapi.Tokenized)),
+        ("POST", "/detokenize", ingress.detokenize, openapi.answers(openapi.Detokenized)),
+        ("GET", "/v1/models", ingress.models, openapi.answers(openapi.ModelList)),
+        ("GET", "/v1/models/{name:path}", ingress.model, openapi.answers(openapi.ModelCard)),
+        ("GET", "/health", ingress.health, openapi.HEALTH),
+    ):
+        # Answers are as they are: the document's models are held against them by the tests.
+        app.add_api_route(
+            path, endpoint, methods=[method], responses=responses, response_model=None
+        )
     _guard(app, metrics, api, tracer)
     for kind in (ApiError, QueueFull, VerifierAway, ValueError, RuntimeError):
         app.add_exception_handler(kind, _on_error)

@@ -5,23 +5,13 @@ import pytest
 
 from cache.similarity import LocalSimilarityCache
 from router.decision import Candidate, Outcome, RouteDecision, RouteRequest
-from router.fingerprint import CHARACTER_DIM, DIM, Fingerprint, blend, character_vector, key_of
+from router.fingerprint import DIM, Fingerprint
 from router.intent import IntentModel
 from router.router import Router, RouterStats
+from tests.fingerprints import ByCharacters
 
 POOL = tuple(Candidate(name, name, "ngram") for name in ("code", "math", "en", "zh"))
 QUESTION = RouteRequest("这座城市有多少人口？", "")  # all Han: zh by its script alone
-
-
-class ByCharacters:
-    """Fingerprints without MiniLM: the characters alone."""
-
-    dim = DIM
-
-    async def fingerprint(self, request: RouteRequest) -> Fingerprint:
-        text = request.query
-        nothing = np.zeros(DIM - CHARACTER_DIM, np.float32)
-        return Fingerprint(key_of(text), blend(nothing, character_vector(text), 1.0))
 
 
 def build(pool: tuple[Candidate, ...] = POOL, threshold: float = 0.85) -> Router:
