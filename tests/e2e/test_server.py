@@ -16,7 +16,7 @@ import openai
 import pytest
 import ray
 
-from tests.serving import RESTART_S, chunks, processes, text_of, wait_until
+from tests.serving import RESTART_S, busy, chunks, processes, text_of, wait_until
 
 pytestmark = [pytest.mark.usefixtures("idle")]
 
@@ -72,6 +72,8 @@ def scrape() -> dict[str, float]:
 
 def test_metrics_agree_with_the_answers(http: httpx.Client) -> None:
     """The first test of this server: all that it has counted is known here."""
+    assert wait_until(lambda: scrape()["kv_pages/"] == 1024)
+    assert all(value >= 0 for value in scrape().values()), "an idle server has no NaN"
     wish = {"max_tokens": 37, "speculation": {"draft": "twin"}}
     told = [complete(http, **wish) for _ in range(2)]
     streamed(http, **wish)
@@ -90,9 +92,29 @@ def test_metrics_agree_with_the_answers(http: httpx.Client) -> None:
     assert wait_until(lambda: scrape()["time_to_first_token_ms_count/twin"] == 3)
     assert scrape()["time_per_output_token_ms_count/twin"] == 3
 
-    assert wait_until(lambda: scrape()["kv_pages/"] == 1024)
     assert wait_until(lambda: scrape()["kv_pages_in_use/"] == 0)
     assert all(value >= 0 for value in scrape().values())  # a NaN is not
+
+
+@pytest.mark.parametrize("ends", ["at once", "at a stop"])
+def test_metrics_of_short_answers_add_up(http: httpx.Client, ends: str) -> None:
+    wish: dict[str, Any] = {"speculation": {"draft": "twin", "budget": 8}, "max_tokens": 1}
+    if ends == "at a stop":
+        wish |= {"max_tokens": 40, "stop": plain(http, max_tokens=20)[9:12]}
+    before = scrape()
+    told = complete(http, **wish)
+    assert told["choices"][0]["finish_reason"] == ("length" if ends == "at once" else "stop")
+    used = told["usage"]["completion_tokens"]
+
+    def risen(name: str) -> float:
+        return scrape()[f"{name}/twin"] - before[f"{name}/twin"]
+
+    assert wait_until(lambda: risen("emitted_tokens_total") == used)
+    names = ("accepted", "recovered", "bonus")
+    assert sum(risen(f"{name}_tokens_total") for name in names) == used
+    assert risen("accepted_tokens_total") <= risen("drafted_tokens_total")
+    assert (risen("drafted_tokens_total") > 0) == (ends == "at a stop")
+    assert all(value >= 0 for value in scrape().values())
 
 
 def test_the_router_says_why_and_is_counted(http: httpx.Client) -> None:
@@ -248,7 +270,7 @@ def test_drafts_that_break_a_schema_change_nothing(http: httpx.Client) -> None:
             "logit_bias": {},
             "response_format": wish,
         }
-        for prompt, temperature in product(("the king", "sing", "你好"), (0, 1.5))
+        for prompt, temperature in product(("the king", "sing", "你好", "{"), (0, 1.5))
     ]
     alone = [plain(http, **ask) for ask in asks]
     for text in alone:
@@ -388,12 +410,26 @@ def test_without_a_limit_the_answer_fills_the_context(http: httpx.Client) -> Non
 
 
 @pytest.mark.parametrize("draft", ["none", "twin"])
-def test_a_client_that_leaves_gives_everything_back(http: httpx.Client, draft: str) -> None:
-    """The fixture `idle` looks afterwards; the next request is served at once."""
-    for _ in range(12):
+def test_clients_that_leave_give_everything_back(http: httpx.Client, draft: str) -> None:
+    """Three times as many as run together, some of them gone before the first token came."""
+
+    def leave(number: int) -> int:
         body = {**ASK, "stream": True, "speculation": {"draft": draft}}
-        with http.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_lines())
+        patience = httpx.Timeout(60, read=0.05 if number % 4 == 0 else 60)
+        try:
+            with http.stream("POST", "/v1/completions", json=body, timeout=patience) as response:
+                if response.status_code == 200:
+                    for _line, _ in zip(response.iter_lines(), range(number % 5), strict=False):
+                        pass
+                return response.status_code
+        except httpx.ReadTimeout:
+            return 0
+
+    with ThreadPoolExecutor(24) as pool:
+        ends = list(pool.map(leave, range(24)))
+    assert {*ends} <= {0, 200, 503}
+    assert ends.count(200) >= 8
+    assert wait_until(lambda: busy(http) == (0, 0, 0), 5), "at once"
     complete(http, max_tokens=1)
 
 

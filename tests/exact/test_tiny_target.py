@@ -4,7 +4,7 @@ Plain decoding, one request at a time, is the oracle; its greedy text is checked
 transformers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,6 +48,7 @@ SETTINGS = (
     SamplingParams(seed=7, temperature=1.2, top_k=5),
     SamplingParams(seed=8, temperature=0.8, min_p=0.2),
 )
+NO_END = ((0, -100.0),)
 DRAFTS = ("table", "own", "shallow", "stranger", "short", "eagle", "hybrid")
 BUDGETS = (1, 6, 24)
 
@@ -135,6 +136,10 @@ def ask(
     return GenerationRequest(f"{number}", ids, max_tokens, sampling, draft=draft, budget=budget)
 
 
+def drafted(done: Sequence[Completion]) -> int:
+    return sum(completion.stats.drafted for completion in done if completion.stats)
+
+
 def test_plain_greedy_text_is_that_of_transformers(world: World) -> None:
     model = LlamaForCausalLM.from_pretrained(world.folder, attn_implementation="eager").eval()
     for number in range(4):
@@ -162,6 +167,7 @@ def test_every_request_of_a_mixed_batch_says_what_it_says_alone(
     mixed[5] = replace(mixed[5], max_tokens=7)
     done = world.batch(mixed)
     assert done[3].finish_reason == "stop"
+    assert drafted(done) > 0
     # Greedy requests follow what the table has learned and what the target itself would say.
     if draft in ("table", "own", "hybrid") and budget > 1:
         assert done[0].stats is not None
@@ -221,6 +227,7 @@ def test_with_budget_0_nothing_is_drafted(world: World) -> None:
 def test_every_cap_is_met_exactly(world: World, draft: str, sampling: SamplingParams) -> None:
     caps = range(1, 2 * DEEPEST + 3)
     done = world.batch([ask(world.target, 0, sampling, draft, 24, cap) for cap in caps])
+    assert drafted(done) > 0
     for cap, completion in zip(caps, done, strict=True):
         assert len(completion.tokens) == cap or completion.finish_reason == "stop"
     longest = done[-1].tokens
@@ -233,6 +240,7 @@ def test_answers_run_to_the_exact_end_of_the_context(
     world: World, draft: str, sampling: SamplingParams
 ) -> None:
     """Prompts of context - 1 - j tokens; `short` is a draft whose own context is far shorter."""
+    sampling = replace(sampling, logit_bias=NO_END)
     letters = tuple(world.target.tokenizer("and again " * CONTEXT)["input_ids"])
     requests = [
         GenerationRequest(
@@ -240,9 +248,11 @@ def test_answers_run_to_the_exact_end_of_the_context(
         )
         for j in range(DEEPEST + 2)
     ]
-    for completion in world.batch(requests):
-        whole = len(completion.request.prompt) + len(completion.tokens)
-        assert completion.finish_reason == "stop" or whole == CONTEXT
+    done = world.batch(requests)
+    for completion in done:
+        assert len(completion.request.prompt) + len(completion.tokens) == CONTEXT
+        assert completion.finish_reason == "length"
+    assert (drafted(done) > 0) == (draft != "short")
 
 
 def test_a_random_draft_is_nearly_always_wrong_and_changes_nothing(world: World) -> None:
@@ -275,8 +285,44 @@ def test_a_bias_bans_and_forces_tokens_that_drafts_love(world: World) -> None:
     without, only = world.batch(
         [ask(world.target, 0, sampling, "table", 6) for sampling in (banned, forced)]
     )
+    assert drafted([without]) > 0
     assert not set(without.tokens) & set(loved)
     assert set(only.tokens) == {loved[1]}
+
+
+@pytest.mark.parametrize("draft", ["table", "own", "hybrid"])
+@pytest.mark.parametrize(
+    "penalty",
+    [{"frequency_penalty": 0.5}, {"presence_penalty": 1.5}, {"repetition_penalty": 1.3}],
+    ids=lambda penalty: next(iter(penalty)),
+)
+def test_penalties_count_what_is_said_and_no_guess_that_was_wrong(
+    world: World, draft: str, penalty: dict[str, float]
+) -> None:
+    """On a prompt that repeats itself, so that guesses are made of what is penalised."""
+    free = SamplingParams(seed=1, temperature=0, logit_bias=NO_END)
+    asked = ask(world.target, 7, replace(free, **penalty), draft, 6, max_tokens=60)
+    (done,) = world.batch([asked])
+    assert done.tokens != world.plain(replace(asked, sampling=free)).tokens
+    assert done.stats is not None
+    assert done.stats.drafted > done.stats.accepted > 0
+    assert len(done.tokens) == 60
+
+
+def test_the_best_token_alone_is_the_greedy_one_in_any_company(world: World) -> None:
+    best = SamplingParams(seed=9, temperature=1, top_k=1)
+    greedy = [world.plain(ask(world.target, number, SETTINGS[0])).tokens for number in range(8)]
+    others = [ask(world.target, number, own, "own", 6) for number, own in enumerate(SETTINGS)]
+    bests = [
+        replace(ask(world.target, number, best, "own", 6), id=f"best {number}")
+        for number in range(8)
+    ]
+    for number, asked in enumerate(bests):
+        (alone,) = world.batch([asked])
+        assert alone.tokens == greedy[number]
+    done = world.batch([*bests, *others])[:8]
+    assert [completion.tokens for completion in done] == greedy
+    assert drafted(done) > 0
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -271,6 +271,14 @@ def test_a_foreign_vocabulary_is_refused(tiny_folder: Path, tmp_path: Path) -> N
         load_draft(DraftSpec("d", "lm", path=str(foreign)), tiny_folder)
 
 
+def test_a_vocabulary_of_the_same_size_is_not_the_same(tmp_path: Path) -> None:
+    """Whose ids mean something else would only ever guess wrong."""
+    target = make_target(tmp_path / "target", extra=["zz"])
+    foreign = make_target(tmp_path / "foreign", extra=["yy"])
+    with pytest.raises(ValueError, match=r"^drafts\.d: its vocabulary .* is not the target's"):
+        load_draft(DraftSpec("d", "lm", path=str(foreign)), target)
+
+
 def test_weights_for_fewer_tokens_than_the_tokenizer_has_are_refused(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
