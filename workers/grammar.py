@@ -18,6 +18,11 @@ from torch import Tensor
 _WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # in whose source an error was found, and when
 
 
+KEPT_BYTES = 2**28
+"""Of compiled grammars; the one that was not used for longest goes first. Who sends ever new ones
+would fill the memory else."""
+
+
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
     """What an answer keeps to.
@@ -110,7 +115,7 @@ class Grammars:
         info = TokenizerInfo.from_huggingface(
             self._tokenizer, vocab_size=self._vocab_size, stop_token_ids=self._ends
         )
-        return GrammarCompiler(info, max_threads=1)
+        return GrammarCompiler(info, max_threads=1, cache_limit_bytes=KEPT_BYTES)
 
 
 def _words(error: RuntimeError | UnicodeDecodeError) -> str:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiny import EOS, tiny_tokenizer
+from workers import grammar
 from workers.grammar import Grammars, GrammarSpec, GrammarState
 
 TOKENIZER = tiny_tokenizer()
@@ -114,3 +115,15 @@ def test_what_is_no_grammar_is_refused(spec: GrammarSpec) -> None:
     with pytest.raises(ValueError, match=f"^response_format: this {spec.kind} is none: .") as error:
         GRAMMARS.start(spec)
     assert ".cc:" not in str(error.value)
+
+
+def test_grammars_that_are_no_longer_used_leave_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammar, "KEPT_BYTES", 20_000)
+    grammars, sizes = Grammars(TOKENIZER, SIZE, {END}), []
+    for number in range(60):
+        assert grammars.start(GrammarSpec("regex", f"[a-z]+{number}")).allowed([]) is not None
+        sizes.append(grammars._compiler.get_cache_size_bytes())
+    assert max(sizes) <= 20_000
+    assert sizes[0] * 60 > 20_000, "not all of them were kept"
