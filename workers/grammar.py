@@ -96,8 +96,7 @@ class Grammars:
         try:
             compiled = self._compiled(spec)
         except (RuntimeError, UnicodeDecodeError) as error:
-            reason = _WHERE.sub("", _words(error).strip().splitlines()[-1])
-            raise ValueError(f"{spec.field}: this {spec.kind} is none: {reason}") from error
+            raise ValueError(f"{spec.field}: this {spec.kind} is none: {_why(error)}") from error
         return GrammarState(GrammarMatcher(compiled), self._vocab_size)
 
     def _compiled(self, spec: GrammarSpec) -> Any:
@@ -118,8 +117,13 @@ class Grammars:
         return GrammarCompiler(info, max_threads=1, cache_limit_bytes=KEPT_BYTES)
 
 
-def _words(error: RuntimeError | UnicodeDecodeError) -> str:
-    """What went wrong, also where xgrammar quotes the grammar and cuts a character in two."""
+def _why(error: RuntimeError | UnicodeDecodeError) -> str:
+    """What went wrong, also where xgrammar has no words for it (a number that is too large), or
+    quotes the grammar and cuts a character in two.
+    """
     if isinstance(error, UnicodeDecodeError):
-        return error.object.decode(errors="replace")
-    return str(error)
+        text = error.object.decode(errors="replace")
+    else:
+        text = str(error)
+    lines = text.strip().splitlines() or ["it cannot be read"]
+    return _WHERE.sub("", lines[-1])

@@ -107,6 +107,7 @@ def test_a_path_is_looked_at_and_not_taken(seed: int) -> None:
         GrammarSpec("ebnf", "rule ::="),
         GrammarSpec("ebnf", 'other ::= "x"'),
         GrammarSpec("ebnf", "root ::= " + "你" * 200),
+        GrammarSpec("json_schema", '{"most": 1' + "0" * 400 + "}"),
     ],
     ids=lambda spec: f"{spec.kind} {spec.text[:40]}",
 )
