@@ -5,7 +5,8 @@ Nothing is checked against these while serving; the tests hold every answer agai
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 
 class _Answer(BaseModel):
@@ -79,14 +80,29 @@ class CompletionLogprobs(_Answer):
     text_offset: list[int]
 
 
-_Reason = Literal["stop", "length"]
+class CalledFunction(_Answer):
+    """arguments: JSON, as a text."""
+
+    name: str
+    arguments: str
+
+
+class Called(_Answer):
+    """A call of one of the request's tools."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
 
 
 class AssistantMessage(_Answer):
-    """The answer's text."""
+    """The answer: text, calls of tools, or both."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    tool_calls: list[Called] | SkipJsonSchema[None] = Field(
+        default=None, description="only where there are any"
+    )
 
 
 class ChatChoice(_Answer):
@@ -95,7 +111,7 @@ class ChatChoice(_Answer):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: _Reason
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class CompletionChoice(_Answer):
@@ -104,7 +120,7 @@ class CompletionChoice(_Answer):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: _Reason
+    finish_reason: Literal["stop", "length"]
 
 
 class _Whole(_Answer):

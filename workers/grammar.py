@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workers.engine.sampling import NothingAllowed
+
 _WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # in whose source an error was found, and when
 
 
@@ -40,9 +42,10 @@ class GrammarSpec:
 class GrammarState:
     """How far an answer is in its grammar."""
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    def __init__(self, matcher: Any, vocab_size: int, field: str) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._field = field
         self._bits = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -52,13 +55,16 @@ class GrammarState:
     def allowed(self, path: Sequence[int]) -> Tensor | None:
         """[vocabulary] bool: what may follow the answer and `path`; None when it is over by then.
 
-        `path` is one that the target itself has chosen, as verification asks for no other.
+        `path` is one that the target itself has chosen, as verification asks for no other. Raises
+        NothingAllowed.
         """
         steps = self._accept(path)
         try:
             if self._matcher.is_terminated():
                 return None
             self._matcher.fill_next_token_bitmask(torch.from_numpy(self._bits))
+            if not self._bits.any():
+                raise NothingAllowed(self._field)
             bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little")
             return torch.from_numpy(bits[: self._vocab_size].view(bool))
         finally:
@@ -97,7 +103,7 @@ class Grammars:
             compiled = self._compiled(spec)
         except (RuntimeError, UnicodeDecodeError) as error:
             raise ValueError(f"{spec.field}: this {spec.kind} is none: {_why(error)}") from error
-        return GrammarState(GrammarMatcher(compiled), self._vocab_size)
+        return GrammarState(GrammarMatcher(compiled), self._vocab_size, spec.field)
 
     def _compiled(self, spec: GrammarSpec) -> Any:
         if spec.kind == "json_schema":

@@ -27,8 +27,8 @@ class BadLogits(RuntimeError):
 class NothingAllowed(ValueError):
     """The answer's grammar has led to where nothing may follow, and it may not end either."""
 
-    def __init__(self) -> None:
-        super().__init__("response_format: it leads to where nothing may follow, not even the end")
+    def __init__(self, field: str) -> None:
+        super().__init__(f"{field}: it leads to where nothing may follow, not even the end")
 
 
 # Enough for top-p to find its nucleus without sorting a whole vocabulary, nearly always.
@@ -149,8 +149,6 @@ class TokenHistory:
             scores = scores.index_fill(0, torch.tensor(self._ends, device=scores.device), -inf)
         allowed = None if self._grammar is None else self._grammar.allowed(path)
         if allowed is not None:
-            if not allowed.any():
-                raise NothingAllowed
             scores = scores.masked_fill(~allowed.to(scores.device), -inf)
         return scores
 

@@ -70,6 +70,14 @@ async def test_answers_are_described_as_they_are(world: Any, said: Callable[...,
     assert_fits(document, "/v1/models/{name}", await get("/v1/models/other"))
 
 
+async def test_calls_are_described_as_they_are(roomy_world: Any, said: Callable[..., Any]) -> None:
+    world = roomy_world
+    world.verifier.script = said('<tool_call>{"name": "add", "arguments": {}}</tool_call>')
+    answer = await world.chat(tools=[{"type": "function", "function": {"name": "add"}}])
+    assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
+    assert_fits(await document_of(world), POSTS[0], answer)
+
+
 async def test_what_is_busy_or_unwell_is_described_as_it_is(world: Any) -> None:
     document = await document_of(world)
     assert_fits(document, "/health", await world.client.get("/health"))

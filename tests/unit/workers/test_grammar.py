@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.tiny import EOS, tiny_tokenizer
 from workers import grammar
+from workers.engine.sampling import NothingAllowed
 from workers.grammar import Grammars, GrammarSpec, GrammarState
 
 TOKENIZER = tiny_tokenizer()
@@ -116,6 +117,18 @@ def test_what_is_no_grammar_is_refused(spec: GrammarSpec) -> None:
     with pytest.raises(ValueError, match=f"^response_format: this {spec.kind} is none: .") as error:
         GRAMMARS.start(spec)
     assert ".cc:" not in str(error.value)
+
+
+def test_where_nothing_may_follow_is_said_for_the_field_that_led_there() -> None:
+    state = GRAMMARS.start(GrammarSpec("ebnf", 'root ::= "ab" d\nd ::= d "x"', "tools"))
+    path: list[int] = TOKENIZER("ab")["input_ids"]
+    assert allowed(state, path[:-1]) == path[-1:]
+    for _ in range(2):  # asked about, it is not taken
+        with pytest.raises(NothingAllowed, match="^tools: it leads to where nothing may follow"):
+            state.allowed(path)
+    state.advance(path)
+    with pytest.raises(NothingAllowed):
+        state.allowed([])
 
 
 def test_grammars_that_are_no_longer_used_leave_room_for_others(

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from workers.engine.sampling import (
     FIRST_NUCLEUS,
     BadLogits,
-    NothingAllowed,
     SamplingParams,
     TokenHistory,
     greedy_tokens,
@@ -252,21 +251,3 @@ def test_the_extremes_that_are_allowed_give_a_law() -> None:
     for rate in (0.01, 100.0):
         params = SamplingParams(seed=0, repetition_penalty=rate, temperature=5e-324)
         p_of([300.0, 0.0, -300.0], params, TokenHistory([0, 1, 2]))
-
-
-class Nowhere:
-    """A grammar that has come to where nothing may follow."""
-
-    def advance(self, tokens: Sequence[int]) -> None: ...
-
-    def allowed(self, path: Sequence[int]) -> torch.Tensor:
-        return torch.zeros(4, dtype=torch.bool)
-
-
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_a_grammar_that_allows_nothing_is_told_from_scores_that_are_no_numbers(
-    temperature: float,
-) -> None:
-    history = TokenHistory((), grammar=Nowhere())
-    with pytest.raises(NothingAllowed, match="^response_format: "):
-        law(torch.zeros(4), SamplingParams(seed=0, temperature=temperature), history)
