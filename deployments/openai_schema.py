@@ -24,7 +24,7 @@ from deployments.tool_schema import (
     ToolChoice,
     call_schema,
 )
-from deployments.wire import OneFault, Strict, Text
+from deployments.wire import JsonDict, OneFault, Strict, Text
 from workers.grammar import GrammarSpec
 from workers.request import SpeculationStats
 
@@ -158,7 +158,7 @@ class NamedSchema(Strict):
 
     name: Text = Field(max_length=64)
     description: Text | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonDict = Field(alias="schema")
     strict: bool | None = None
 
 

@@ -6,37 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from deployments.wire import Strict, Text
+from deployments.wire import JsonDict, Strict, Text, writable
 
 MAX_TOOLS = 128
-MAX_DEPTH = 64
 
 _FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-
-
-def _can_be_told(value: Any) -> Any:
-    """As JSON in a prompt."""
-    if _depth(value) > MAX_DEPTH:
-        raise ValueError(f"is nested more than {MAX_DEPTH} levels deep")
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("holds half of a surrogate pair, which is no text") from None
-    return value
-
-
-def _depth(value: Any) -> int:
-    """Levels of a JSON value, counted as far as is allowed."""
-    level, depth = [value], 0
-    while level and depth <= MAX_DEPTH:
-        depth += 1
-        parts = [
-            each.values() if isinstance(each, dict) else each
-            for each in level
-            if isinstance(each, dict | list)
-        ]
-        level = [part for some in parts for part in some]
-    return depth
 
 
 def _an_object(arguments: str) -> str:
@@ -46,7 +20,7 @@ def _an_object(arguments: str) -> str:
         given = None
     if not isinstance(given, dict):
         raise ValueError("must be a JSON object, as text")
-    _can_be_told(given)
+    writable(given)
     return arguments
 
 
@@ -57,9 +31,7 @@ class Function(Strict):
 
     name: _FunctionName
     description: Text | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_can_be_told)] | None = Field(
-        default=None, description="a JSON schema"
-    )
+    parameters: JsonDict | None = Field(default=None, description="a JSON schema")
     strict: bool | None = None
 
     @property

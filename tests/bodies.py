@@ -44,6 +44,14 @@ USUAL: dict[str, Callable[[random.Random], Any]] = {
     "max_completion_tokens": lambda draw: draw.randint(1, 4),
     "min_tokens": lambda draw: draw.randint(0, 1),
     "n": lambda draw: draw.choice((1, 1, 1, 2, 3)),
+    "role": lambda draw: draw.choice(("user", "user", "system", "assistant")),
+    "content": lambda draw: draw.choice((*TEXTS[1:6], [{"type": "text", "text": "Hi"}])),
+    "id": lambda draw: draw.choice(("call_1", "call_2")),
+    "arguments": lambda draw: draw.choice(("{}", '{"a": [1, "b"]}', '{"a": ', "[]", "")),
+    "parameters": lambda draw: draw.choice(
+        ({}, {"type": "object", "properties": {"a": {"type": "integer"}}}, {"$ref": "#/x"}, None)
+    ),
+    "tool_choice": lambda draw: draw.choice(("auto", "none", "required")),
     "draft": lambda draw: draw.choice(("auto", "none", "twin", "self", "nobody")),
     "logit_bias": lambda draw: {str(draw.randint(0, 280)): draw.choice((-100, 0, 2.5))},
     "regex": lambda draw: draw.choice(("a+b", "[你好]{1,3}", "(", "a{2,1}", "\\d+(\\.\\d+)?", "")),
@@ -57,7 +65,7 @@ USUAL: dict[str, Callable[[random.Random], Any]] = {
     "repetition_penalty": lambda draw: draw.choice((0.01, 1, 1.3, 100)),
 }
 # Fields that may stand in a request and mostly do.
-LIKELY = ("max_tokens", "prompt", "messages", "tokens")
+LIKELY = ("max_tokens", "prompt", "messages", "tokens", "content")
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ def sent(number: int) -> Sent:
     draw = random.Random(number)
     path = draw.choice((*ENDPOINTS, "/v1/chat/completions", "/v1/completions"))
     body: Any = _like(draw, SCHEMAS[path], SCHEMAS[path].get("$defs", {}), "")
-    for _ in range(draw.choice((0, 0, 0, 1, 1, 2, 5))):
+    for _ in range(draw.choice((0, 0, 0, 0, 1, 1, 2, 5))):
         body = _spoilt(draw, body)
     return Sent(path, _written(draw, body), _content_type(draw), draw.choice((1, 1, 1, 2, 7)))
 
@@ -164,7 +172,7 @@ def _wide(draw: random.Random) -> Any:
 
 def _spoilt(draw: random.Random, value: Any) -> Any:
     """The same but for one place somewhere in it."""
-    if isinstance(value, dict) and value and draw.random() < 0.8:
+    if isinstance(value, dict) and value and draw.random() < 0.9:
         name = draw.choice([*value])
         return draw.choice((_without, _renamed, _with_more, _deeper, _deeper, _deeper))(
             draw, value, name

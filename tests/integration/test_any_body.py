@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(300 + BODIES // 10)
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[Served]:
-    folder = make_target(tmp_path / "target", max_position_embeddings=64)
+    folder = make_target(tmp_path / "target", max_position_embeddings=128)
     api = ApiConfig(request_log=str(tmp_path / "log"))
     async with served(folder, LimitsConfig(max_running=16, max_queued=500), api=api) as world:
         yield world

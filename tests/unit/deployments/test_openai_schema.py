@@ -23,6 +23,8 @@ def nested(levels: int) -> dict[str, Any]:
     return {"properties": nested(levels - 1)} if levels else {}
 
 
+DEEP = json.loads('{"items": ' * 65 + "{" + "}" * 66)
+
 BAD_FIELDS = [
     ({"temperature": -1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
@@ -83,6 +85,18 @@ BAD_FIELDS = [
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        "response_format.json_schema.schema",
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {
+                    "name": "a",
+                    "schema": DEEP,
+                },
+            }
+        },
         "response_format.json_schema.schema",
     ),
     ({"response_format": {"type": "regex", "regex": ""}}, "response_format.regex"),
