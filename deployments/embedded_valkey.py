@@ -18,15 +18,22 @@ PATIENCE_S = 10.0
 # The server must not outlive its owner, not even one killed with SIGKILL, which no `atexit` sees.
 # A shell waits on a pipe that only the owner holds open: when it closes, whatever the reason, all
 # ends. It runs in the background of a shell that is gone at once, because Ray kills a worker's own
-# children when the worker ends, and would leave theirs behind.
+# children when the worker ends, and would leave theirs behind. A server that ended by itself, or
+# was killed, is started again, in the same place: those who talk to it try again by themselves.
 _SUPERVISED = """
 folder=$1; shift; exec 3<&0
-("$@" 3<&- & server=$!; read -r _ <&3; kill $server; wait $server; rm -rf "$folder") &
+keep() {
+  trap 'kill -9 $!; wait $!; exit' TERM
+  while :; do "$@" 3<&- & wait $!; sleep 0.2; done
+}
+(keep "$@" & keeper=$!; read -r _ <&3; kill $keeper; wait $keeper; rm -rf "$folder") &
 """
 
 
 class EmbeddedValkey:
-    """Runs from construction until `close`, or until this process ends."""
+    """Runs from construction until `close`, or until this process ends. One that dies is replaced
+    by an empty one.
+    """
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="outrider-valkey-"))

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -65,3 +66,31 @@ def test_it_ends_with_an_owner_that_is_killed() -> None:
         owner.send_signal(signal.SIGKILL)
     assert soon(lambda: not reachable(url))
     assert soon(lambda: not Path(url.removeprefix("unix://")).parent.exists())
+
+
+def process_of(url: str) -> int:
+    """The server's process, as the kernel tells those who connect to it."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(url.removeprefix("unix://"))
+        peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid: int = struct.unpack("3i", peer)[0]
+    return pid
+
+
+def test_one_that_is_killed_is_replaced_and_ends_all_the_same() -> None:
+    valkey = EmbeddedValkey()
+    for _ in range(2):
+        os.kill(process_of(valkey.url), signal.SIGKILL)
+        assert soon(lambda: not reachable(valkey.url))
+        assert soon(lambda: reachable(valkey.url))
+    last = process_of(valkey.url)
+    valkey.close()
+    assert not Path(f"/proc/{last}").exists()
+
+
+def test_one_that_is_frozen_ends_all_the_same() -> None:
+    valkey = EmbeddedValkey()
+    pid = process_of(valkey.url)
+    os.kill(pid, signal.SIGSTOP)
+    valkey.close()
+    assert not Path(f"/proc/{pid}").exists()
