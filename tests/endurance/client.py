@@ -101,7 +101,7 @@ def send(http: httpx.Client, ask: Ask, leaving: Leaving = STAYING) -> End:
         return End(how, time.monotonic() - began, heard, **told)
 
     content = json.dumps(ask.body).encode()  # half a surrogate pair travels as an escape
-    timeout = httpx.Timeout(leaving.silence_s or http.timeout.read, connect=http.timeout.connect)
+    timeout = httpx.Timeout(http.timeout.connect, read=leaving.silence_s or http.timeout.read)
     try:
         with http.stream(
             "POST",

@@ -26,7 +26,7 @@ from tests.tiny import make_target
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = 1024
-STARTING_LINES = 3
+STOPPING_S = 90.0
 
 PATIENCE_S = RESTART_S
 """How long a client waits for the next word."""
@@ -80,11 +80,11 @@ class Service:
         )
 
     def __enter__(self) -> "Service":
-        assert self._process.stdout is not None
-        greeting = [self._process.stdout.readline() for _ in range(STARTING_LINES)]
-        if not greeting[0]:
-            self._log.seek(0)
-            raise RuntimeError(f"the server did not start:\n{self._log.read()}")
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(
@@ -93,18 +93,33 @@ class Service:
         _error: BaseException | None,
         _at: TracebackType | None,
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends all of it, kindly if that helps.
+
+        Raises:
+            TimeoutExpired: it did not, which is a fault of the command's.
+        """
         left = self.processes()
         self._process.send_signal(signal.SIGINT)
         try:
-            self._process.wait(60)
+            self._process.wait(STOPPING_S)
         except subprocess.TimeoutExpired:
-            for pid in (*left, self._process.pid):
+            for pid in left:
                 _kill(pid)
             raise
         finally:
             self._process.communicate()
             self._log.close()
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _wait_until_ready(self) -> None:
+        assert self._process.stdout is not None
+        greeting = self._process.stdout.readline()
+        if not greeting:
+            self._log.seek(0)
+            raise RuntimeError(f"the server did not start:\n{self._log.read()}")
 
     def client(self) -> httpx.Client:
         """One for a thread. Each request has a new connection: no broken one is met again."""

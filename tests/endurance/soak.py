@@ -127,8 +127,15 @@ class Soaker:
         self._record.add(ask.kind, end, fault)
         return end
 
+    def refused_all(self, http: httpx.Client) -> None:
+        """Every wrong request once, while nobody else asks."""
+        for each in self._wrong:
+            self._refuse(http, each)
+
     def _refused(self, http: httpx.Client, rng: random.Random) -> End:
-        each = rng.choice(self._wrong)
+        return self._refuse(http, rng.choice(self._wrong))
+
+    def _refuse(self, http: httpx.Client, each: Wrong) -> End:
         end = send(http, each.ask)
         self._record.add("wrong", end, leniency_of(each, end))
         return end
@@ -279,6 +286,7 @@ def soak(service: Service, plan: Plan) -> Report:
     with service.client() as http:
         drafts = drafts_of(http)
         soaker = Soaker(asks, oracle(http, asks), drafts, record)
+        soaker.refused_all(http)
     scale = Scale(service, min(SLOWEST_SAMPLE_S, plan.seconds / SAMPLES))
     scale.start()
     until = time.monotonic() + plan.seconds
