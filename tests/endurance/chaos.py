@@ -223,6 +223,8 @@ class Report:
     plan: Plan
     record: Record
     struck: tuple[Struck, ...]
+    undisturbed_s: float
+    """What a probe takes under load when nothing is wrong: no recovery time can be shorter."""
 
     @property
     def served(self) -> float:
@@ -259,6 +261,7 @@ class Report:
             "asked_again": self.record.asked_again,
             "worst_s": self.record.worst_s,
             "served": self.served,
+            "undisturbed_s": self.undisturbed_s,
             "struck": [asdict(each) for each in self.struck],
             "faults": self.faults,
         }
@@ -272,6 +275,7 @@ class Report:
             lines.append(f"{fault:18}{len(seconds):6}{median:10.1f}{max(seconds):9.1f}")
         ends = ", ".join(f"{how} {count}" for how, count in sorted(record.ends.items()))
         lines.append(f"requests: {ends}; {self.served:.2%} with their text")
+        lines.append(f"a probe without a fault takes {self.undisturbed_s:.1f} s")
         lines.append(f"asked more than once: {record.asked_again}; slowest {record.worst_s:.1f} s")
         lines += [f"  {count} x {message}" for message, count in record.errors.most_common(5)]
         return "\n".join(lines)
@@ -292,12 +296,19 @@ def chaos(service: Service, plan: Plan) -> Report:
     with ThreadPoolExecutor(plan.clients) as pool:
         running = [pool.submit(one, number) for number in range(plan.clients)]
         try:
+            undisturbed_s = _seconds(probe.passes)
             struck = strikes(service, plan, probe.passes)
         finally:
             over.set()
         for each in running:
             each.result()
-    return Report(plan, record, tuple(struck))
+    return Report(plan, record, tuple(struck), undisturbed_s)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began
 
 
 def strikes(service: Service, plan: Plan, recovered: Callable[[], bool]) -> list[Struck]:

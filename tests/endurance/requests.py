@@ -149,7 +149,7 @@ def _wrong_fields() -> Iterator[Wrong]:
         "bias vocabulary": ({"logit_bias": {"999999": 1}}, "logit_bias"),
         "stop": ({"stop": [""]}, "stop.0"),
         "stop vocabulary": ({"stop_token_ids": [999_999]}, "stop_token_ids"),
-        "prompt vocabulary": ({"prompt": [1, 999_999]}, "prompt.1"),
+        "prompt vocabulary": ({"prompt": [1, 999_999]}, "prompt"),
         "min_tokens": ({"min_tokens": 9}, "min_tokens"),
         "n": ({"n": 17}, "n"),
         "best_of": ({"best_of": 2}, "best_of"),

@@ -39,7 +39,7 @@ def test_a_report_says_what_is_wrong() -> None:
     for _ in range(2):
         record.add(ASK, End("broken", 1.0, heard("t")), heard("the").said(), 2)
     struck = (Struck("a", 0.0, 3.0), Struck("b", 9.0, None))
-    report = Report(Plan(CHEAP), record, struck)
+    report = Report(Plan(CHEAP), record, struck, 0.1)
     lost, few = report.faults
     assert lost == "b: not recovered"
     assert few.startswith("only 98.00% got their text")
