@@ -177,12 +177,15 @@ def _pss(pid: int) -> int:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM is a KeyboardInterrupt meanwhile, so that nothing is left running."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """SIGTERM is a KeyboardInterrupt meanwhile, and SIGINT too where a shell's `&` switched it off:
+    nothing is left running."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _kill(pid: int) -> None:
