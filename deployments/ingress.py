@@ -26,7 +26,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments import errors, openapi, sse
-from deployments.admission import Admission, Body, Job, Wanted, check_model
+from deployments.admission import ROUTING_PATIENCE_S, Admission, Body, Job, Wanted, check_model
 from deployments.answer import Answer, Answers
 from deployments.config import ApiConfig
 from deployments.deadline import within
@@ -201,12 +201,16 @@ class Ingress:
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
 
+    async def _fingerprint(self, wanted: Wanted) -> str:
+        if wanted.decision and wanted.decision.fingerprint:
+            return wanted.decision.fingerprint
+        return await asyncio.wait_for(self._router.fingerprint(wanted.route), ROUTING_PATIENCE_S)
+
     async def _observe(
         self, wanted: Wanted, stats: SpeculationStats, seconds_per_token: float
     ) -> None:
         try:
-            known = wanted.decision.fingerprint if wanted.decision else None
-            fingerprint = known or await self._router.fingerprint(wanted.route)
+            fingerprint = await self._fingerprint(wanted)
             await self._router.observe(outcome_of(fingerprint, stats, seconds_per_token))
         except (
             Exception

@@ -13,6 +13,7 @@ import binascii
 import hashlib
 import math
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -118,12 +119,15 @@ class MiniLMFingerprinter:
 
         torch.set_num_threads(threads)
         self._model = SentenceTransformer(str(get_model_path()), device="cpu")
-        self._turn = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "fingerprint")
 
     async def fingerprint(self, request: RouteRequest) -> Fingerprint:
-        """See `Fingerprinter.fingerprint`. One text at a time: more would fight over the cores."""
-        async with self._turn:
-            return await asyncio.to_thread(self.embed, text_of(request))
+        """See `Fingerprinter.fingerprint`. One text at a time: more would fight over the cores. Who
+        is no longer waited for when their turn comes is left out, so that a router that fell behind
+        catches up.
+        """
+        here = asyncio.get_running_loop()
+        return await here.run_in_executor(self._thread, self.embed, text_of(request))
 
     def embed(self, text: str) -> Fingerprint:
         """The fingerprint of a text, computed here and now."""

@@ -518,7 +518,7 @@ async def test_it_hears_also_of_drafts_that_the_client_chose(
 ) -> None:
     world.verifier.script = said("Hel", "lo", draft=None if draft == "none" else draft)
     await world.chat(speculation={"draft": draft})
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
     (outcome,) = world.router.outcomes
     assert outcome.fingerprint == "of Hi"
     assert outcome.draft == (None if draft == "none" else draft)

@@ -1,6 +1,7 @@
 """Fingerprints: what is read, what MiniLM cannot read, and the way over the wire."""
 
 import asyncio
+import threading
 import time
 
 import numpy as np
@@ -120,3 +121,31 @@ async def test_embedding_does_not_block_the_event_loop(minilm: MiniLMFingerprint
     spent = time.monotonic() - started
     ticking.cancel()
     assert ticks > 4, f"in {spent:.2f} s"
+
+
+async def test_texts_that_nobody_waits_for_any_more_are_not_embedded(
+    minilm: MiniLMFingerprinter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at a time, and those whose clients gave up while they were in line not at all."""
+    embedded: list[str] = []
+    here, there = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def embed(text: str) -> Fingerprint:
+        embedded.append(text)
+        loop.call_soon_threadsafe(here.set)
+        assert there.wait(10)
+        return Fingerprint("key", np.zeros(1, np.float32))
+
+    monkeypatch.setattr(minilm, "embed", embed)
+    waiting = [
+        asyncio.create_task(minilm.fingerprint(RouteRequest(query=f"{n}", context="")))
+        for n in range(20)
+    ]
+    await here.wait()
+    for task in waiting[:19]:  # the first is being embedded already
+        task.cancel()
+    await asyncio.gather(*waiting[:19], return_exceptions=True)
+    there.set()
+    await waiting[19]
+    assert embedded == ["0", "19"]
