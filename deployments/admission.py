@@ -15,16 +15,14 @@ from typing import Any
 from opentelemetry.trace import Tracer
 
 from deployments.config import RESERVED_NAMES, LimitsConfig, SpeculationConfig
+from deployments.dialect import Choice, Dialect, Envelope
 from deployments.errors import ApiError, bad_request, refused
 from deployments.links import RouterLink, TargetFacts, VerifierLink
 from deployments.openai_schema import (
     SEED_LIMIT,
     ChatRequest,
-    Choice,
     CompletionRequest,
     DetokenizeRequest,
-    Dialect,
-    Envelope,
     SpeculationOptions,
     TokenizeRequest,
 )

@@ -30,21 +30,17 @@ from deployments.admission import ROUTING_PATIENCE_S, Admission, Body, Job, Want
 from deployments.answer import Answer, Answers
 from deployments.config import ApiConfig
 from deployments.deadline import within
+from deployments.dialect import CHAT, COMPLETION, Dialect, Said, model_list
 from deployments.errors import ApiError, ErrorType
 from deployments.gate import REQUEST_ID, AskForKey, LimitBodies, NameRequests
 from deployments.links import RouterLink, VerifierAway, VerifierLink
 from deployments.logprobs import WordLogprob, Words
 from deployments.metrics import IngressMetrics
 from deployments.openai_schema import (
-    CHAT,
-    COMPLETION,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Dialect,
-    Said,
     TokenizeRequest,
-    model_list,
 )
 from deployments.request_log import RequestLog, note
 from deployments.tool_calls import reader_for
