@@ -1,0 +1,1 @@
+"""Long runs over a real server, and their short forms."""
