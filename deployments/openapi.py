@@ -200,9 +200,19 @@ class Health(_Answer):
 Responses = dict[int | str, dict[str, Any]]
 
 _STREAM = {
-    "schema": {"type": "string"},
-    "example": 'data: {"object": "text_completion", "choices": [...], ...}\n\ndata: [DONE]\n\n',
+    "itemSchema": {
+        "type": "object",
+        "properties": {
+            "data": {
+                "type": "string",
+                "description": "a part of the answer, or an error, as JSON; of the last event "
+                "`[DONE]`",
+            }
+        },
+        "required": ["data"],
+    }
 }
+"""Of each event, as FastAPI and OpenAPI 3.2 have it."""
 
 _WRONG: Responses = {
     400: {"model": ErrorBody, "description": "A field is wrong: `param` names it"},

@@ -43,7 +43,7 @@ def try_out(app: FastAPI, path: str, mode: GenerationMode) -> None:
     operation = document[path]["post" if path in POSTS else "get"]
 
     @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(max_examples=40, deadline=None, suppress_health_check=[*HealthCheck])
+    @settings(max_examples=60, deadline=None, suppress_health_check=[*HealthCheck])
     def ask(case: Case) -> None:
         case.call_and_validate(excluded_checks=NOT_SAID)
 

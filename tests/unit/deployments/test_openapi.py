@@ -26,9 +26,15 @@ def assert_fits(document: dict[str, Any], path: str, response: httpx.Response) -
         operation["responses"].get(str(response.status_code)) or operation["responses"]["default"]
     )
     type_ = response.headers["content-type"].partition(";")[0]
-    schema = known["content"][type_]["schema"]
-    body = response.json() if type_ == "application/json" else response.text
-    Draft202012Validator({**schema, "components": document["components"]}).validate(body)
+    described = known["content"][type_]
+    if type_ == "text/event-stream":
+        *events, end = response.text.split("\n\n")
+        assert (events[-1], end) == ("data: [DONE]", "")
+        schema, bodies = described["itemSchema"], [dict([each.split(": ", 1)]) for each in events]
+    else:
+        schema, bodies = described["schema"], [response.json()]
+    for body in bodies:
+        Draft202012Validator({**schema, "components": document["components"]}).validate(body)
 
 
 @pytest.mark.parametrize("path", POSTS)
