@@ -84,6 +84,9 @@ class Message(Strict):
     tool_call_id: Text | None = Field(
         default=None, validate_default=True, description="whose result a tool's message is"
     )
+    name: Text | None = Field(
+        default=None, max_length=512, description="of the function whose result it is"
+    )
     content: Text | OneFault[TextPart] | None = Field(default=None, validate_default=True)
     # What the official client's own answers hold, so that they can be sent back as they are.
     refusal: None = None
@@ -109,6 +112,13 @@ class Message(Strict):
         if id_ is not None and not is_result:
             raise ValueError("only a tool's messages have one")
         return id_
+
+    @field_validator("name")
+    @classmethod
+    def _only_results_have_names(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is not None and info.data.get("role") != "tool":
+            raise ValueError("only a tool's messages may have one")
+        return name
 
     @field_validator("content")
     @classmethod
@@ -323,7 +333,9 @@ class ChatRequest(_Generation):
         default=None, description="auto: what is said decides; required, or a name: it is a call"
     )
     parallel_tool_calls: bool | None = Field(
-        default=None, description="an answer that must be a call is one call in any case"
+        default=None,
+        description="false: no answer has more than one call, those after it are left out; true: "
+        "where tool_choice is required, an answer may be several; unset: it is one there",
     )
 
     @field_validator("tools")
@@ -353,6 +365,13 @@ class ChatRequest(_Generation):
                     raise ValueError(f"an answer that must be a call has its own form: no {field}")
         return choice
 
+    @field_validator("parallel_tool_calls")
+    @classmethod
+    def _only_with_tools(cls, parallel: bool | None, info: ValidationInfo) -> bool | None:
+        if parallel is not None and info.data.get("tools", ()) is None:
+            raise ValueError("there are no tools to call: send some, or leave it out")
+        return parallel
+
     @property
     def callable_tools(self) -> list[Tool]:
         """Those that the target is told of."""
@@ -371,12 +390,16 @@ class ChatRequest(_Generation):
     @property
     def tool_use(self) -> ToolUse | None:
         names = frozenset(tool.function.name for tool in self.callable_tools)
-        return ToolUse(names, bool(self.forced)) if names else None
+        if not names:
+            return None
+        return ToolUse(names, bool(self.forced), single=self.parallel_tool_calls is False)
 
     @property
     def grammar(self) -> GrammarSpec | None:
         if self.forced:
-            return GrammarSpec("json_schema", json.dumps(call_schema(self.forced)), "tools")
+            several = self.tool_choice == "required" and bool(self.parallel_tool_calls)
+            schema = call_schema(self.forced, several=several)
+            return GrammarSpec("json_schema", json.dumps(schema), "tools")
         return super().grammar
 
     @field_validator("top_logprobs")

@@ -21,10 +21,13 @@ _TEMPLATE_ROLES = {"developer": "system"}
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that is used here."""
 
-    chat_template: str | None
+    chat_template: str | dict[str, str] | None
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> Mapping[str, list[int]]:
         """Token ids under "input_ids"."""
+
+    def get_chat_template(self, *, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """The template that is used with these tools; there may be several."""
 
     def apply_chat_template(
         self,
@@ -90,11 +93,10 @@ class Prompter:
         return await asyncio.to_thread(self._tokenizer.decode, ids)
 
     def _chat(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Prompt:
-        conversation, told = [_turn(message) for message in messages], None
-        if not knows_tools(str(self._tokenizer.chat_template)):
-            conversation = described(conversation, tools)
-        elif tools:
-            told = [tool.model_dump(exclude_none=True) for tool in tools]
+        conversation = [_turn(message) for message in messages]
+        told = [tool.model_dump(exclude_none=True) for tool in tools] or None
+        if not knows_tools(self._tokenizer.get_chat_template(tools=told)):
+            conversation, told = described(conversation, tools), None
         try:
             text = self._tokenizer.apply_chat_template(
                 conversation, told, tokenize=False, add_generation_prompt=True
@@ -125,6 +127,8 @@ def _turn(message: Message) -> dict[str, Any]:
         turn["tool_calls"] = calls_told(message.tool_calls)
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        turn["name"] = message.name
     return turn
 
 

@@ -81,13 +81,20 @@ class ToolCall(Strict):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
-def call_schema(functions: Sequence[Function]) -> dict[str, Any]:
-    """The JSON schema of a call to one of them."""
+def call_schema(functions: Sequence[Function], *, several: bool) -> dict[str, Any]:
+    """The JSON schema of a call to one of them, or of a list of such calls."""
+    if several:
+        return {"type": "array", "items": _any_call(functions, "#/items"), "minItems": 1}
+    return _any_call(functions, "#")
+
+
+def _any_call(functions: Sequence[Function], place: str) -> dict[str, Any]:
     if len(functions) == 1:
-        return _call_schema(functions[0], "#")
+        return _call_schema(functions[0], place)
     return {
         "anyOf": [
-            _call_schema(function, f"#/anyOf/{number}") for number, function in enumerate(functions)
+            _call_schema(function, f"{place}/anyOf/{number}")
+            for number, function in enumerate(functions)
         ]
     }
 

@@ -45,6 +45,10 @@ class CharTokenizer:
     def __call__(self, text: str, *, add_special_tokens: bool) -> Mapping[str, list[int]]:
         return {"input_ids": [ord(c) for c in text]}
 
+    def get_chat_template(self, *, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        assert isinstance(self.chat_template, str)
+        return self.chat_template
+
     def apply_chat_template(
         self,
         conversation: Sequence[Mapping[str, Any]],

@@ -228,6 +228,22 @@ async def test_a_later_call_of_a_stream_has_a_later_place(
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_call_at_most_where_they_may_not_be_parallel(
+    roomy_world: Any, said: Callable[..., Any], stream: bool
+) -> None:
+    roomy_world.verifier.script = said(SAID, SAID, ".")
+    ask = {"tools": [ADD], "parallel_tool_calls": False, "stream": stream}
+    answer = await roomy_world.chat(**ask)
+    if stream:
+        parts = [chunk["choices"][0]["delta"] for chunk in events(answer.text)]
+    else:
+        parts = [answer.json()["choices"][0]["message"]]
+    assert "".join(part["content"] for part in parts) == "So: So: ."
+    (call,) = [call for part in parts for call in part.get("tool_calls", ())]
+    assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
+
+
 @pytest.mark.parametrize("fields", [{}, {"tools": [ADD], "tool_choice": "none"}])
 async def test_without_tools_a_call_is_text(
     world: Any, said: Callable[..., Any], fields: dict[str, Any]

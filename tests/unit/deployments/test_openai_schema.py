@@ -167,6 +167,8 @@ BAD_CHATS = [
         "tool_choice",
     ),
     ({"tool_choice": "required", "tools": [ADD], "min_tokens": 2}, "tool_choice"),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ({"parallel_tool_calls": 1, "tools": [ADD]}, "parallel_tool_calls"),
     ({"n": 16}, "n"),
     ({"logprobs": 3}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
@@ -423,6 +425,17 @@ async def test_what_must_be_called_reaches_the_verifier(roomy_world: Any) -> Non
     ]
     assert json.loads(named.text)["properties"]["name"] == {"const": "look"}
     assert named.field == "tools"
+    for parallel in (True, False):
+        for wish in ("required", choice("add"), "auto"):
+            await roomy_world.chat(
+                tools=[ADD, look], tool_choice=wish, parallel_tool_calls=parallel
+            )
+    several, one, no, *rest = [each.grammar for each in roomy_world.verifier.requests[5:]]
+    assert json.loads(several.text)["items"].keys() == {"anyOf"}
+    assert json.loads(one.text)["properties"]["name"] == {"const": "add"}
+    assert no is None
+    assert rest == [any_of_both, one, None]
+    del roomy_world.verifier.requests[5:]
     told = [
         "<tools>" in roomy_world.tokenizer.decode(r.prompt) for r in roomy_world.verifier.requests
     ]
@@ -430,9 +443,9 @@ async def test_what_must_be_called_reaches_the_verifier(roomy_world: Any) -> Non
 
 
 async def test_a_template_that_knows_tools_is_given_them(roomy_world: Any) -> None:
-    roomy_world.tokenizer.chat_template = "{{ tools }}"
+    roomy_world.tokenizer.chat_template = "{{ tools }}<tool_call>"
     messages = [USER, {"role": "assistant", "tool_calls": [CALL]}]
-    messages += [{"role": "tool", "tool_call_id": "c1", "content": "2"}]
+    messages += [{"role": "tool", "tool_call_id": "c1", "name": "add", "content": "2"}]
     assert (await roomy_world.chat(tools=[ADD], messages=messages)).status_code == 200
     read = roomy_world.tokenizer.decode(roomy_world.verifier.requests[0].prompt)
     assert read == (
