@@ -5,6 +5,7 @@ only wrong. The automata are xgrammar's (Dong et al., "XGrammar: flexible and ef
 generation engine for large language models", 2024).
 """
 
+import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.engine.sampling import NothingAllowed
+from workers.json_schema import keepable
 
 _WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # in whose source an error was found, and when
 
@@ -42,10 +45,14 @@ class GrammarSpec:
 class GrammarState:
     """How far an answer is in its grammar."""
 
-    def __init__(self, matcher: Any, vocab_size: int, field: str) -> None:
+    def __init__(
+        self, matcher: Any, vocab_size: int, field: str, among: NDArray[np.int32] | None = None
+    ) -> None:
+        """among: [1, vocabulary / 32] the tokens that are right anywhere, a bit each; None: all."""
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._field = field
+        self._among = among
         self._bits = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -63,6 +70,8 @@ class GrammarState:
             if self._matcher.is_terminated():
                 return None
             self._matcher.fill_next_token_bitmask(torch.from_numpy(self._bits))
+            if self._among is not None:
+                self._bits &= self._among
             if not self._bits.any():
                 raise NothingAllowed(self._field)
             bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little")
@@ -95,7 +104,7 @@ class Grammars:
     def start(self, spec: GrammarSpec) -> GrammarState:
         """At the beginning of an answer. A grammar is compiled once; a large one takes seconds.
 
-        Raises ValueError for a grammar that is none.
+        Raises ValueError for a grammar that is none, or that could not be kept to.
         """
         from xgrammar import GrammarMatcher
 
@@ -103,24 +112,46 @@ class Grammars:
             compiled = self._compiled(spec)
         except (RuntimeError, UnicodeDecodeError) as error:
             raise ValueError(f"{spec.field}: this {spec.kind} is none: {_why(error)}") from error
-        return GrammarState(GrammarMatcher(compiled), self._vocab_size, spec.field)
+        among = self._in_json if spec.kind == "json_schema" else None
+        return GrammarState(GrammarMatcher(compiled), self._vocab_size, spec.field, among)
 
     def _compiled(self, spec: GrammarSpec) -> Any:
         if spec.kind == "json_schema":
             # On one line: a small target may find no end of white space that it is free to choose.
-            return self._compiler.compile_json_schema(spec.text, any_whitespace=False)
+            return self._compiler.compile_json_schema(_kept(spec), any_whitespace=False)
         if spec.kind == "regex":
             return self._compiler.compile_regex(spec.text)
         return self._compiler.compile_grammar(spec.text)
 
     @cached_property
     def _compiler(self) -> Any:
-        from xgrammar import GrammarCompiler, TokenizerInfo  # slow to import, and rarely asked for
+        from xgrammar import GrammarCompiler  # slow to import, and rarely asked for
 
-        info = TokenizerInfo.from_huggingface(
+        return GrammarCompiler(self._info, max_threads=1, cache_limit_bytes=KEPT_BYTES)
+
+    @cached_property
+    def _info(self) -> Any:
+        from xgrammar import TokenizerInfo
+
+        return TokenizerInfo.from_huggingface(
             self._tokenizer, vocab_size=self._vocab_size, stop_token_ids=self._ends
         )
-        return GrammarCompiler(info, max_threads=1, cache_limit_bytes=KEPT_BYTES)
+
+    @cached_property
+    def _in_json(self) -> NDArray[np.int32]:
+        """Tokens without control characters: no JSON on one line has any, but xgrammar would let
+        them into strings that have a length.
+        """
+        right = [min(token, default=ord(" ")) >= ord(" ") for token in self._info.decoded_vocab]
+        right += [False] * (-len(right) % 32)
+        return np.packbits(right, bitorder="little").view(np.int32)[None]
+
+
+def _kept(spec: GrammarSpec) -> str:
+    try:
+        return json.dumps(keepable(json.loads(spec.text)))
+    except ValueError as error:
+        raise ValueError(f"{spec.field}: {error}") from error
 
 
 def _why(error: RuntimeError | UnicodeDecodeError) -> str:
