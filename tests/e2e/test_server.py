@@ -328,16 +328,96 @@ def test_a_call_goes_to_the_official_client_and_its_result_comes_back(
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_a_schema_of_arguments_that_is_none_is_told_of_the_tools(http: httpx.Client) -> None:
-    function = {"name": "sing", "parameters": {"type": "object", "properties": 3}}
-    body = {
-        "messages": [{"role": "user", "content": "sing"}],
-        "tools": [{"type": "function", "function": function}],
-        "tool_choice": "required",
+HUM = {"type": "object", "properties": {"what": {"enum": ["la", "na"]}}, "required": ["what"]}
+SINGERS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": HUM}} for name in ("sing", "hum")
+]
+
+
+def heard(message: Any) -> tuple[str, list[tuple[str, str]]]:
+    """A choice's text and calls, put together by the client."""
+    calls = [call.function for call in message.tool_calls or ()]
+    return message.content or "", [(call.name, call.arguments) for call in calls]
+
+
+def test_calls_are_read_out_of_text_and_a_stream_is_the_same(client: openai.OpenAI) -> None:
+    """A random target says none by itself: it is held to texts that have one in their middle."""
+    said = '(the |thing ){1,3}<tool_call>\\{"name": "hum", "arguments": \\{"what": "[a-e]+"\\}\\}'
+    ask: Any = {
+        "model": "long",
+        "messages": [{"role": "user", "content": "sing for the king"}],
+        "tools": SINGERS,
+        "temperature": 1.2,
+        "seed": 5,
+        "n": 2,
+        "max_tokens": 120,
     }
-    response = http.post("/v1/chat/completions", json=body)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "tools"
+    told = []
+    for draft in ("none", "self", "twin"):
+        ours = {
+            "response_format": {"type": "regex", "regex": f"{said}</tool_call> (and|so)"},
+            "speculation": {"draft": draft},
+        }
+        answer = client.chat.completions.create(**ask, extra_body=ours)
+        for choice in answer.choices:
+            text, ((name, arguments),) = heard(choice.message)
+            assert re.fullmatch("(the |thing ){1,3}(and|so)", text)
+            assert name == "hum"
+            assert json.loads(arguments)["what"]
+            assert choice.finish_reason == "tool_calls"
+        with client.chat.completions.stream(
+            **ask, extra_body=ours, stream_options={"include_usage": True}
+        ) as events:
+            whole = events.get_final_completion()
+        told += [[heard(choice.message) for choice in each.choices] for each in (answer, whole)]
+        assert [choice.finish_reason for choice in whole.choices] == ["tool_calls"] * 2
+        assert answer.usage is not None
+        assert whole.usage == answer.usage
+        speculation: Any = (answer.model_extra or {})["speculation"]
+        assert (speculation["drafted"] > 0) is (draft != "none")
+    assert told[0][0] != told[0][1]
+    assert told == told[:1] * 6
+
+
+def test_where_calls_are_required_there_may_be_several(client: openai.OpenAI) -> None:
+    counts = []
+    for seed in range(6):
+        told = []
+        for draft in ("none", "twin"):
+            answer = client.chat.completions.create(
+                model="long",
+                messages=[{"role": "user", "content": "sing and hum"}],
+                tools=SINGERS,
+                tool_choice="required",
+                parallel_tool_calls=True,
+                temperature=1.2,
+                seed=seed,
+                max_tokens=600,
+                extra_body={"speculation": {"draft": draft}},
+            )
+            told.append(heard(answer.choices[0].message))
+        assert told[0] == told[1]
+        text, calls = told[0]
+        counts.append(len(calls))
+        assert (text == "") is (answer.choices[0].finish_reason == "tool_calls")
+        for _, arguments in calls:
+            jsonschema.validate(json.loads(arguments), HUM)
+    assert max(counts) > 1
+
+
+def test_a_schema_of_arguments_that_is_none_is_told_of_the_tools(http: httpx.Client) -> None:
+    unread = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    for properties, why in ((3, "properties must be an object"), ({"a": unread}, "uniqueItems")):
+        function = {"name": "sing", "parameters": {"type": "object", "properties": properties}}
+        body = {
+            "messages": [{"role": "user", "content": "sing"}],
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": "required",
+        }
+        response = http.post("/v1/chat/completions", json=body)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "tools"
+        assert why in response.json()["error"]["message"]
 
 
 def test_a_grammar_that_is_none_is_told_before_anything_is_said(http: httpx.Client) -> None:
