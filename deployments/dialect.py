@@ -85,17 +85,17 @@ class Said:
 class Dialect:
     """How one endpoint words its bodies; all else about the two is the same.
 
-    `answer` makes the choice's content of all that was said, `piece` of a chunk's (None: a chat
-    stream's first chunk, which only says who speaks; `opens` tells whether there is one), with the
-    number of calls before it.
+    `answer` makes the choice's content of all that was said, `piece` of a chunk's, with the number
+    of calls before it; `before` that of a choice's first chunk, of the prompt it begins with, None
+    where there is nothing to say before the answer.
     """
 
     prefix: str
     object: str
     chunk_object: str
-    opens: bool
+    before: Callable[[str], dict[str, Any] | None]
     answer: Callable[[Spoken], dict[str, Any]]
-    piece: Callable[[Spoken | None, int], dict[str, Any]]
+    piece: Callable[[Spoken, int], dict[str, Any]]
     logprobs: Callable[[Sequence[WordLogprob]], dict[str, Any]]
 
     def whole(
@@ -112,12 +112,13 @@ class Dialect:
             "speculation": envelope.speculation(stats, envelope.choice),
         }
 
-    def opening(self, envelope: Envelope, number: int, echo: str) -> dict[str, Any]:
-        """A choice's first chunk, before any of its answer: who speaks, or the prompt that the
-        answer begins with.
-        """
-        content = self.piece(None if self.opens else Spoken(echo), 0)
-        return self._chunk(envelope, self._choice(number, content, None, None))
+    def opening(self, envelope: Envelope, echoes: Sequence[str]) -> list[dict[str, Any]]:
+        """The choices' first chunks, before any answer: who speaks, or the prompts."""
+        return [
+            self._chunk(envelope, self._choice(number, content, None, None))
+            for number, content in enumerate(map(self.before, echoes))
+            if content is not None
+        ]
 
     def chunk(
         self, envelope: Envelope, number: int, said: Said, stats: SpeculationStats
@@ -169,19 +170,13 @@ def _message(spoken: Spoken) -> dict[str, Any]:
     return {"message": message}
 
 
-def _delta(spoken: Spoken | None, called: int) -> dict[str, Any]:
-    if spoken is None:
-        return {"delta": {"role": "assistant", "content": ""}}
+def _delta(spoken: Spoken, called: int) -> dict[str, Any]:
     delta: dict[str, Any] = {"content": spoken.text}
     if spoken.calls:
         delta["tool_calls"] = [
             {"index": number, **_told(call)} for number, call in enumerate(spoken.calls, called)
         ]
     return {"delta": delta}
-
-
-def _text(spoken: Spoken) -> dict[str, Any]:
-    return {"text": spoken.text}
 
 
 def _told(call: Call) -> dict[str, Any]:
@@ -193,7 +188,7 @@ CHAT = Dialect(
     prefix="chatcmpl",
     object="chat.completion",
     chunk_object="chat.completion.chunk",
-    opens=True,
+    before=lambda _: {"delta": {"role": "assistant", "content": ""}},
     answer=_message,
     piece=_delta,
     logprobs=chat_logprobs,
@@ -203,9 +198,9 @@ COMPLETION = Dialect(
     prefix="cmpl",
     object="text_completion",
     chunk_object="text_completion",
-    opens=False,
-    answer=_text,
-    piece=lambda spoken, _: _text(spoken or Spoken("")),
+    before=lambda echo: {"text": echo} if echo else None,
+    answer=lambda spoken: {"text": spoken.text},
+    piece=lambda spoken, _: {"text": spoken.text},
     logprobs=completion_logprobs,
 )
 

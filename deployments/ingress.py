@@ -160,9 +160,8 @@ class Ingress:
     ) -> AsyncGenerator[dict[str, Any], None]:
         offsets, called = [0] * len(job.choices), [0] * len(job.choices)
         readers = [reader_for(job.tools) for _ in job.choices]
-        for number, wanted in enumerate(job.choices):
-            if dialect.opens or wanted.echo:
-                yield dialect.opening(job.envelope, number, wanted.echo)
+        for chunk in dialect.opening(job.envelope, [wanted.echo for wanted in job.choices]):
+            yield chunk
         async with aclosing(answers.deltas()) as deltas:
             async for number, delta in deltas:
                 words = self._spelt(job.choices[number], delta.logprobs, offsets[number])

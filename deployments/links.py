@@ -8,7 +8,7 @@ of the other side; `ServeVerifier` turns them back into the three kinds the ingr
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -48,8 +48,7 @@ class VerifierStatus:
     kv_pages: int
     kv_host_pages_in_use: int
     steps: int
-    drafts: dict[str, str]
-    """Per draft "ready" or "away"."""
+    drafts: dict[str, Literal["ready", "away"]]
     draft_faults: dict[str, int]
 
     def as_dict(self) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
+from deployments.links import VerifierStatus
+
 
 class _Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -176,25 +178,11 @@ class ModelList(_Answer):
     data: list[ModelCard]
 
 
-class Load(_Answer):
-    """How busy the verifier is."""
-
-    healthy: bool
-    running: int
-    waiting: int
-    kv_pages_in_use: int
-    kv_pages: int
-    kv_host_pages_in_use: int
-    steps: int
-    drafts: dict[str, Literal["ready", "away"]]
-    draft_faults: dict[str, int]
-
-
 class Health(_Answer):
     """Whether answers can be had."""
 
     status: Literal["ok", "unhealthy"]
-    verifier: Load
+    verifier: VerifierStatus
 
 
 Responses = dict[int | str, dict[str, Any]]

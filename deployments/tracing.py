@@ -70,7 +70,7 @@ class TraceRequests:
             await self._app(scope, receive, send)
             return
         with self._tracer.start_as_current_span(
-            "request", _W3C.extract(_headers(scope)), SpanKind.SERVER
+            "request", _W3C.extract(dict(Headers(scope=scope))), SpanKind.SERVER
         ) as span:
             span.set_attributes(
                 {
@@ -96,14 +96,14 @@ class AnswerSpans:
     def __init__(self, tracer: Tracer, request: GenerationRequest) -> None:
         self._tracer = tracer
         self._parent = _W3C.extract({TRACEPARENT: request.trace}) if request.trace else None
-        self._began = _now()
+        self._began = time.time_ns()
         self._first = True
 
     def add(self, delta: Delta) -> None:
         """A delta that came just now."""
         if self._parent is None:
             return
-        now = _now()
+        now = time.time_ns()
         if self._first:
             self._first = False
             self._span("prefill", self._began, now, {"tokens": len(delta.tokens)})
@@ -117,11 +117,3 @@ class AnswerSpans:
         attributes = {f"outrider.{key}": value for key, value in facts.items()}
         span = self._tracer.start_span(name, self._parent, attributes=attributes, start_time=start)
         span.end(end)
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    return dict(Headers(scope=scope))
-
-
-def _now() -> int:
-    return time.time_ns()

@@ -15,6 +15,19 @@ RESTART_S = 240
 """Much longer than a verifier takes to come back, also on a machine that is busy otherwise."""
 
 
+SONG: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "who": {"enum": ["the king", "你好"]},
+        "sings": {"type": "boolean"},
+        "times": {"type": "array", "items": {"type": "integer", "maximum": 9}, "maxItems": 3},
+    },
+    "required": ["who", "sings", "times"],
+    "additionalProperties": False,
+}
+"""A JSON schema that n-gram drafts keep breaking."""
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 30) -> bool:
     """Whether it came true in time."""
     deadline = time.monotonic() + seconds

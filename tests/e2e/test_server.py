@@ -16,7 +16,7 @@ import openai
 import pytest
 import ray
 
-from tests.serving import RESTART_S, busy, chunks, processes, text_of, wait_until
+from tests.serving import RESTART_S, SONG, busy, chunks, processes, text_of, wait_until
 
 pytestmark = [pytest.mark.usefixtures("idle")]
 
@@ -244,18 +244,6 @@ def test_a_draft_does_not_change_where_an_answer_ends(
         counts = {answer["usage"]["completion_tokens"] for answer in (said, *others)}
         assert len(counts) == 1
         assert counts.pop() >= max(1, least)
-
-
-SONG = {
-    "type": "object",
-    "properties": {
-        "who": {"enum": ["the king", "你好"]},
-        "sings": {"type": "boolean"},
-        "times": {"type": "array", "items": {"type": "integer", "maximum": 9}, "maxItems": 3},
-    },
-    "required": ["who", "sings", "times"],
-    "additionalProperties": False,
-}
 
 
 def test_drafts_that_break_a_schema_change_nothing(http: httpx.Client) -> None:

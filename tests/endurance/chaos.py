@@ -4,7 +4,7 @@
 
 Starts a server of its own. Clients ask for answers whose texts are known while a random process is
 killed, or frozen for a while. Every request ends with its whole text or with an explicit error. A
-client that could not be served (no connection, or 503) asks again, as the official one does; a
+client that could not be served (no connection, or 503) asks again, for two minutes at most; a
 stream that broke in the middle is an explicit error and stays one.
 
 A fault's recovery time is that until every draft saves as many steps as before, for the same
@@ -15,7 +15,6 @@ text differed, fewer than 99 of 100 requests got theirs, or a fault was not reco
 
 import argparse
 import itertools
-import json
 import math
 import os
 import random
@@ -36,6 +35,7 @@ import httpx
 from tests.endurance.client import End, Said, drafts_of, oracle, send
 from tests.endurance.requests import COMPLETION, Ask, catalogue, speculated
 from tests.endurance.service import Service, default_settings, interruptible, tiny_settings
+from tests.endurance.verdict import conclude
 from tests.serving import RESTART_S, wait_until
 
 SERVED = 0.99
@@ -352,12 +352,7 @@ def main() -> int:
         settings = tiny_settings(folder, args.ranks) if tiny else default_settings(args.ranks)
         with Service(settings, folder) as service:
             report = chaos(service, plan)
-    print(report.table())
-    if args.json:
-        args.json.write_text(json.dumps({"target": args.target, **report.as_dict()}, indent=1))
-    for fault in report.faults[:20]:
-        print(f"WRONG {fault[:1000]}", file=sys.stderr)
-    return 1 if report.faults else 0
+    return conclude(report, args.target, args.json)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.serving import SONG
+
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 PROMPTS = (
@@ -18,16 +20,6 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "warm": {"temperature": 0.8, "top_p": 0.95, "seed": 3},
     "hot": {"temperature": 1.2, "top_k": 50, "min_p": 0.02, "seed": 11},
-}
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "who": {"enum": ["the king", "你好"]},
-        "sings": {"type": "boolean"},
-        "times": {"type": "array", "items": {"type": "integer", "maximum": 9}, "maxItems": 3},
-    },
-    "required": ["who", "sings", "times"],
-    "additionalProperties": False,
 }
 GRAMMAR = 'root ::= "the " ("king" | "thing") (" sings" | " and " root)'
 FEATURES: dict[str, dict[str, Any]] = {
@@ -45,7 +37,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "schema": {
         "response_format": {
             "type": "json_schema",
-            "json_schema": {"name": "song", "schema": SCHEMA},
+            "json_schema": {"name": "song", "schema": SONG},
         }
     },
     "regex": {"response_format": {"type": "regex", "regex": "[a-f]{4,40}(x|yz)[0-9]{3}"}},

@@ -10,7 +10,6 @@ the end, or memory grew.
 """
 
 import argparse
-import json
 import random
 import sys
 import tempfile
@@ -28,6 +27,7 @@ import httpx
 from tests.endurance.client import STAYING, End, Leaving, Said, drafts_of, oracle, send
 from tests.endurance.requests import Ask, Wrong, catalogue, speculated, unsettled, wrong
 from tests.endurance.service import Service, default_settings, interruptible, tiny_settings
+from tests.endurance.verdict import conclude
 from tests.serving import busy, wait_until
 
 GROWTH = 0.03
@@ -319,12 +319,7 @@ def main() -> int:
         settings = tiny_settings(folder) if args.target == "tiny" else default_settings()
         with Service(settings, folder) as service:
             report = soak(service, Plan(args.seconds, args.clients, args.seed))
-    print(report.table())
-    if args.json:
-        args.json.write_text(json.dumps({"target": args.target, **report.as_dict()}, indent=1))
-    for fault in report.faults[:20]:
-        print(f"WRONG {fault[:1000]}", file=sys.stderr)
-    return 1 if report.faults else 0
+    return conclude(report, args.target, args.json)
 
 
 if __name__ == "__main__":

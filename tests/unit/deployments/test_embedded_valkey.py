@@ -6,29 +6,16 @@ import socket
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from deployments.embedded_valkey import EmbeddedValkey
+from tests.serving import wait_until
 
 ROOT = Path(__file__).parents[3]
 
 
 def reachable(url: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as client:
-        try:
-            client.connect(url.removeprefix("unix://"))
-        except OSError:
-            return False
-        return True
-
-
-def soon(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 5
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
+    return process_of(url) is not None
 
 
 def test_it_answers_until_it_is_closed() -> None:
@@ -64,14 +51,17 @@ def test_it_ends_with_an_owner_that_is_killed() -> None:
         url = owner.stdout.readline().strip()
         assert reachable(url)
         owner.send_signal(signal.SIGKILL)
-    assert soon(lambda: not reachable(url))
-    assert soon(lambda: not Path(url.removeprefix("unix://")).parent.exists())
+    assert wait_until(lambda: not reachable(url), 5)
+    assert wait_until(lambda: not Path(url.removeprefix("unix://")).parent.exists(), 5)
 
 
-def process_of(url: str) -> int:
-    """The server's process, as the kernel tells those who connect to it."""
+def process_of(url: str) -> int | None:
+    """The server's, as the kernel tells those who connect to it; None while there is none."""
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(url.removeprefix("unix://"))
+        try:
+            client.connect(url.removeprefix("unix://"))
+        except OSError:
+            return None
         peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid: int = struct.unpack("3i", peer)[0]
     return pid
@@ -80,10 +70,11 @@ def process_of(url: str) -> int:
 def test_one_that_is_killed_is_replaced_and_ends_all_the_same() -> None:
     valkey = EmbeddedValkey()
     for _ in range(2):
-        os.kill(process_of(valkey.url), signal.SIGKILL)
-        assert soon(lambda: not reachable(valkey.url))
-        assert soon(lambda: reachable(valkey.url))
+        killed = process_of(valkey.url)
+        os.kill(killed, signal.SIGKILL)
+        assert wait_until(lambda killed=killed: process_of(valkey.url) not in (None, killed), 5)
     last = process_of(valkey.url)
+    assert last
     valkey.close()
     assert not Path(f"/proc/{last}").exists()
 
@@ -91,6 +82,7 @@ def test_one_that_is_killed_is_replaced_and_ends_all_the_same() -> None:
 def test_one_that_is_frozen_ends_all_the_same() -> None:
     valkey = EmbeddedValkey()
     pid = process_of(valkey.url)
+    assert pid
     os.kill(pid, signal.SIGSTOP)
     valkey.close()
     assert not Path(f"/proc/{pid}").exists()
